@@ -16,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/sim/colocate"
 	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/placement"
+	"github.com/muster-serve/muster/sim/renting"
 )
 
 // A Model is a model for which queries arrive.
@@ -91,6 +92,11 @@ type Config struct {
 	// Placement, if not nil, is how the models that instances hold are decided while queries
 	// arrive; Holds are those at the start.
 	Placement *placement.Config
+	// Renting, if not nil, is how machines are rented and returned while queries arrive: Pool is
+	// then the most that there may be of each type, and Kept those that are there from the start
+	// and stay, whose agents alone may lead.
+	Renting *renting.Config
+	Kept    Pool
 	// Bind is how a query for a family is bound to a variant: by the policy when it starts
 	// ("matcher", or ""), or drawn at its gateway when it arrives ("drawn"), in proportion to the
 	// fluid limits of the instances that hold the variants.
@@ -206,6 +212,7 @@ func (c *Config) Validate() error {
 	errs = append(errs, c.validateFaults()...)
 	errs = append(errs, c.validateFamilies()...)
 	errs = append(errs, c.validatePlacement()...)
+	errs = append(errs, c.validateRenting()...)
 	return errors.Join(errs...)
 }
 

@@ -60,6 +60,7 @@ func newPlanner(r *run) (*placement.Planner, error) {
 // wakePlanner lets the planner decide. It sleeps once nothing happens any more.
 func (r *run) wakePlanner() {
 	r.now = r.fleet.Now()
+	r.countDay()
 	next, err := r.placed.Wake(r.now)
 	if err != nil {
 		r.fail(fmt.Errorf("placement: %w", err))
@@ -83,7 +84,16 @@ func (r *run) tellEnd(q *query, o Outcome, by fleet.Answer) {
 		variant = by.Model
 	}
 	late := variant < 0 || r.now-q.arrival > r.models[q.model].QoSTarget
-	r.placed.Ended(int(q.model), variant, late, q.arrival)
+	if r.placed != nil {
+		r.placed.Ended(int(q.model), variant, late, q.arrival)
+	}
+	if r.rental != nil {
+		accuracy := 0.0
+		if variant >= 0 {
+			accuracy = r.variants[variant].Accuracy
+		}
+		r.rental.Ended(int(q.model), accuracy, late, q.arrival)
+	}
 }
 
 // A placedFleet implements [placement.Fleet].

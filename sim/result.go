@@ -10,6 +10,7 @@ import (
 
 	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/placement"
+	"github.com/muster-serve/muster/sim/renting"
 )
 
 // An Outcome is the outcome of a query. Every query has exactly one.
@@ -132,6 +133,8 @@ type Result struct {
 	Faults []fleet.Result `json:"faults,omitempty"`
 	// Placement tells how the models that instances hold changed.
 	Placement *placement.Result `json:"placement,omitempty"`
+	// Renting tells of the machines that were rented, and what they cost.
+	Renting *renting.Result `json:"renting,omitempty"`
 
 	latency          *hdrhistogram.Histogram // over all models
 	shared, baseOnly Counts                  // by size class; Queries and Late only
@@ -217,6 +220,9 @@ func (r *run) makeResult() *Result {
 		if res.Placement, r.err = r.placed.Result(r.now); r.err != nil {
 			r.err = fmt.Errorf("write timeline: %w", r.err)
 		}
+	}
+	if r.rental != nil {
+		res.Renting = r.rental.Result()
 	}
 	probes := r.fleet.Probes()
 	if r.balanced != nil {

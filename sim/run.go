@@ -18,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/sim/fleet"
 	"github.com/muster-serve/muster/sim/latency"
 	"github.com/muster-serve/muster/sim/placement"
+	"github.com/muster-serve/muster/sim/renting"
 )
 
 // A query is a query that has arrived.
@@ -59,6 +60,8 @@ type run struct {
 	lanes      []lane
 	known      []lane             // by type: a lane that holds all models
 	placed     *placement.Planner // nil: what lanes hold does not change
+	rental     *renting.Rental    // nil: no machines are rented
+	arrivals   []dayArrivals      // by family, of a day in which machines are rented
 	balanced   *balancedPolicy    // nil: no balancer of another system decides
 	fleet      *fleet.Fleet
 	serves     fleet.Config // describes fleet, which counts in its lanes
@@ -275,6 +278,7 @@ func (r *run) simulateAll(ctx context.Context) error {
 	if r.placed, err = newPlanner(r); err != nil {
 		return err
 	}
+	r.beginRenting()
 	arrived := 0
 	for q := range stream {
 		r.runUntil(ctx, q.At)
@@ -355,7 +359,7 @@ func (r *run) addQuery(q *workload.Query) {
 	if !r.queryAt(seq).early {
 		m.counts.Queries++
 	}
-	if r.placed != nil {
+	if r.placed != nil && r.rental == nil {
 		r.placed.Arrived(model)
 	}
 	r.markLate()
@@ -445,7 +449,7 @@ func (r *run) finishQuery(seq uint64, o Outcome, by fleet.Answer) {
 	if !q.early {
 		r.countOutcome(seq, q, o, by)
 	}
-	if r.placed != nil {
+	if r.placed != nil || r.rental != nil {
 		r.tellEnd(q, o, by)
 	}
 	for r.first < r.next && !r.queryAt(r.first).live {

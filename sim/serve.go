@@ -24,7 +24,7 @@ func (r *run) describeFleet() {
 		RTT: r.cfg.RTT, Jitter: r.cfg.Jitter, Deadline: r.cfg.Deadline,
 		Gateways: r.cfg.gatewaysOrDefault(), GossipDelay: r.cfg.GossipDelay,
 		Probes: cmp.Or(r.cfg.Probes, inquire.DefaultProbes),
-		Faults: r.cfg.Faults, Settled: len(r.cfg.Faults) == 0,
+		Faults: r.cfg.Faults, Settled: len(r.cfg.Faults) == 0 && r.cfg.Renting == nil,
 		Limit: r.splitLimit.Rate, Prices: r.splitLimit.Prices, Record: r.cfg.Record,
 		Clock: r.cfg.Clock, Service: r.serviceTime, Luck: r.drawLuck,
 	}
@@ -33,8 +33,19 @@ func (r *run) describeFleet() {
 		m.Merge = r.cfg.Merge
 		c.Models = append(c.Models, fleet.Model{Model: m, Share: r.models[r.modelOf(i)].qosShare()})
 	}
+	number := map[int]int{}
 	for i := range r.lanes {
-		c.Lanes = append(c.Lanes, r.describeLane(&r.lanes[i]))
+		its := r.describeLane(&r.lanes[i])
+		if r.cfg.Renting != nil {
+			t := r.lanes[i].instanceType
+			number[t]++
+			its.Absent = number[t] > r.cfg.Kept.Of(r.types[t])
+			its.NeverLeads = its.Absent
+		}
+		c.Lanes = append(c.Lanes, its)
+	}
+	if r.cfg.Renting != nil && r.cfg.Placement == nil {
+		c.Learns, c.Prior = true, r.priorOf
 	}
 	switch {
 	case r.balanced != nil:

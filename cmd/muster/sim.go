@@ -220,7 +220,7 @@ Policies: ` + strings.Join(sim.Policies(), ", ") + `.
 	o.addHoldings(flags)
 	o.addRate(flags)
 	cmd.AddCommand(newSimThroughputCommand(), newSimFaultsCommand(), newSimPlaceCommand(),
-		newSimCompareCommand(), newSimReplayCommand())
+		newSimCompareCommand(), newSimDayCommand(), newSimReplayCommand())
 	return cmd
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"image/png"
@@ -44,6 +45,7 @@ func TestSimBadInput(t *testing.T) {
 		"sizes.csv":  "batch_size\n0\n",
 		"run.txt":    leader.Header + "\nrubbish\n",
 		"former.txt": "muster-match 2\nconfig {}\n",
+		"fleet.yaml": dayFleet,
 		"faults.txt": "# comment\nkill-leader@1s\nkill-leader@soon # why\n",
 	})
 	const pool = " --pool g4dn.xlarge=1,r5n.large=4"
@@ -75,27 +77,38 @@ func TestSimBadInput(t *testing.T) {
 		"--model rm2 --rate 5 --arrivals weekly" + pool:  "or a CSV file",
 		"--model rm2 --rate 5 --load 1:1" + pool:         "DURATION:FACTOR",
 		"throughput --model rm2 --rate 5" + pool: `it is a flag of "muster sim", ` +
-			`"muster sim faults"`,
-		"throughput --model rm2 --log x" + pool:                                "unknown flag: --log",
-		"faults --model rm2 --rate 5" + pool:                                   "give --fault",
-		"faults --rate 5 --fault kill-leader@1s --hold r5n.large=1:rm2" + pool: `"muster sim place"`,
-		"--model rm2 --rate 5 --fits 1" + pool:                                 `it is a flag of "muster sim place"`,
-		"--model rm2 --policy oracle --rate 5" + pool:                          "oracle",
-		"--model rm2 --rate 5 --seeds 2 --log " + dir + "/log" + pool:          "one run",
-		"--model rm2 --rate 5 --samples no-such" + pool:                        "no-such",
-		"--model rm2 --rate 5 --samples " + dir + "/empty.csv" + pool:          "empty.csv",
-		"--model rm2 --rate 5 --samples " + dir + "/words.csv" + pool:          "line 2",
-		"--model rm2 --rate 5 --samples " + dir + "/missing.csv" + pool:        "20",
-		"--model rm2 --rate 5 --batch " + dir + "/sizes.csv" + pool:            "line 2",
-		"--model rm2 --arrivals " + dir + "/trace.csv" + pool:                  "line 2",
-		"faults --model rm2 --rate 5 --fault kill" + pool:                      `fault "kill": got no @`,
-		"faults --model rm2 --rate 5 --fault melt-leader@1s" + pool:            `got the verb "melt"`,
+			`"muster sim day", "muster sim faults"`,
+		"throughput --model rm2 --log x" + pool:                         "unknown flag: --log",
+		"faults --model rm2 --rate 5" + pool:                            "give --fault",
+		"--model rm2 --rate 5 --fits 1" + pool:                          `it is a flag of "muster sim day", "muster sim place"`,
+		"--model rm2 --policy oracle --rate 5" + pool:                   "oracle",
+		"--model rm2 --rate 5 --seeds 2 --log " + dir + "/log" + pool:   "one run",
+		"--model rm2 --rate 5 --samples no-such" + pool:                 "no-such",
+		"--model rm2 --rate 5 --samples " + dir + "/empty.csv" + pool:   "empty.csv",
+		"--model rm2 --rate 5 --samples " + dir + "/words.csv" + pool:   "line 2",
+		"--model rm2 --rate 5 --samples " + dir + "/missing.csv" + pool: "20",
+		"--model rm2 --rate 5 --batch " + dir + "/sizes.csv" + pool:     "line 2",
+		"--model rm2 --arrivals " + dir + "/trace.csv" + pool:           "line 2",
+		"faults --model rm2 --rate 5 --fault kill" + pool:               `fault "kill": got no @`,
+		"faults --model rm2 --rate 5 --fault melt-leader@1s" + pool:     `got the verb "melt"`,
 		"faults --model rm2 --rate 5 --fault kill-box-1@1s" +
 			pool: "r5n.large-1 to r5n.large-4",
 		"faults --model rm2 --rate 5 --fault " + dir + "/faults.txt" +
 			pool: `faults.txt line 3: fault "kill-leader@soon": got the time "soon"`,
-		"throughput --model rm2 --fault kill-leader@1s" + pool: `it is a flag of "muster sim faults"`,
-		"replay " + dir + "/run.txt":                           "line 2",
+		"throughput --model rm2 --fault kill-leader@1s" + pool:                   `"muster sim faults"`,
+		"day --model rm2 --rate 5":                                               "give --fleet FILE",
+		"day --fleet " + dir + "/no-such --model rm2 --rate 5":                   "no-such",
+		"day --model rm2 --fleet " + dir + "/fleet.yaml":                         "rate: 0",
+		"day --rate 5 --fleet " + dir + "/fleet.yaml":                            "give --model",
+		"day --model rm2 --rate 5 --curve weekly --fleet " + dir + "/fleet.yaml": `curve "weekly"`,
+		"day --model rm2 --rate 5 --curve ncf=flat --fleet " + dir +
+			"/fleet.yaml": `no model or family is called "ncf"`,
+		"day --model rm2 --rate 5 --forms best --fleet " + dir +
+			"/fleet.yaml": "joint, renting, placement, fixed",
+		"day --model rm2 --rate 5 --speed 0 --fleet " + dir + "/fleet.yaml": "want 1..10000",
+		"day --model rm2 --rate 5 --duration 1m --fleet " + dir +
+			"/fleet.yaml": "the day has 1m0s",
+		"replay " + dir + "/run.txt": "line 2",
 		"replay " + dir +
 			"/former.txt": `line 1: got the format "muster-match 2", want "muster-term 1"`,
 		"replay " + dir + "/no-such":            "no-such",
@@ -116,6 +129,53 @@ func TestSimBadInput(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(dir, "log*")); len(left) > 0 {
 		t.Errorf("files left of failed runs: %q", left)
+	}
+}
+
+// dayFleet is a fleet.yaml.
+const dayFleet = `fleet: day
+limits: {max_price_usd_per_hour: 3, types: {g4dn.xlarge: {max: 3}, r5n.large: {max: 6}}}
+process: {dir: ., models: .}
+`
+
+// TestSimDay: a part of a day is simulated, printed and drawn, for two forms.
+func TestSimDay(t *testing.T) {
+	skipSimulations(t)
+	dir := writeFiles(t, map[string]string{"fleet.yaml": dayFleet})
+	args := []string{
+		"sim", "day", "--fleet", filepath.Join(dir, "fleet.yaml"), "--family",
+		"rank=rm2:1,rm2-s:.98:rm2*.5", "--rate", "30", "--duration", "30m", "--warm-up", "20m",
+		"--speed", "600", "--forms", "joint,fixed", "--curve", "flat",
+	}
+	drawn := filepath.Join(dir, "day.svg")
+	text, _, err := execute(t, append(args, "--plot", drawn)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"joint: machines are rented", "hour", "fixed", "It took"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if svg, err := os.ReadFile(drawn); err != nil || !bytes.Contains(svg, []byte("<svg")) {
+		t.Errorf("no SVG is drawn: %v", err)
+	}
+	text, _, err = execute(t, append(args, "--json")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var days []struct {
+		Form    string
+		Dollars float64
+		InTime  float64 `json:"in_time"`
+		Windows []any
+	}
+	if err := json.Unmarshal([]byte(text), &days); err != nil {
+		t.Fatal(err)
+	}
+	if len(days) != 2 || days[0].Form != "joint" || !(days[0].Dollars > 0) ||
+		len(days[0].Windows) != 3 || days[0].InTime < .9 {
+		t.Errorf("got %+v", days)
 	}
 }
 

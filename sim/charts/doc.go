@@ -1,3 +1,3 @@
-// Package charts draws what simulations say as bars: policies compared, and plans with their bounds
-// and prices.
+// Package charts draws what simulations say: policies compared as bars, plans with their bounds and
+// prices, and days as curves.
 package charts

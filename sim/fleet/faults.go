@@ -36,7 +36,7 @@ const (
 )
 
 // maxTime bounds the times of a fault.
-const maxTime = time.Hour
+const maxTime = 7 * 24 * time.Hour
 
 // TheLeader is the target of a fault on the agent that leads when the fault happens.
 const TheLeader = "leader"

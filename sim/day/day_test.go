@@ -1,0 +1,204 @@
+package day
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/leader/place/replan"
+	"github.com/muster-serve/muster/leader/rent"
+	"github.com/muster-serve/muster/leader/rent/choose"
+	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/workload"
+	"github.com/muster-serve/muster/sim"
+	"github.com/muster-serve/muster/sim/fleet"
+	"github.com/muster-serve/muster/sim/latency"
+	"github.com/muster-serve/muster/sim/placement"
+	"github.com/muster-serve/muster/sim/renting"
+)
+
+// small is a day of one family of two variants on two types.
+func small(tb testing.TB, seed uint64) *Config {
+	tb.Helper()
+	types := []string{"g4dn.xlarge", "r5n.large"}
+	source := sim.NewSource(nil)
+	m, err := source.Model("rm2", types, workload.Trace(), 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	fast := map[string]match.Latencies{}
+	for name, l := range m.Latencies {
+		fast[name] = latency.Scaled(l, .5)
+	}
+	all := m.Latencies
+	m.Name, m.Splits = "rank", true
+	m.SetVariants([]sim.Variant{
+		{Name: "rm2", Accuracy: 1, Latencies: all}, {Name: "rm2-fast", Accuracy: .98, Latencies: fast},
+	})
+	prices := map[rent.Kind]float64{
+		{Type: "g4dn.xlarge"}: .526, {Type: "r5n.large"}: .149,
+		{Type: "g4dn.xlarge", Market: rent.Spot}: .184, {Type: "r5n.large", Market: rent.Spot}: .052,
+	}
+	c := &Config{
+		Sim: sim.Config{
+			Models: []sim.Model{m}, Rate: 70, RTT: time.Millisecond, GossipDelay: time.Second,
+			Seed: seed, Gateways: 2,
+		},
+		Curves: []*Curve{Daily()}, Kept: sim.Pool{{Type: "r5n.large", Count: 1}},
+		Renting: renting.Config{
+			Rent: rent.DefaultPolicy(), Prices: prices, Speed: 120, WarmUp: time.Hour,
+			Boot: time.Minute, Notice: 2 * time.Minute,
+			Choose: choose.Config{
+				Headroom: 1.15, MaxPrice: 6, MinInstances: 1, Calm: 10 * time.Minute, Threshold: .05,
+				Types: map[profiles.InstanceType]choose.Limits{
+					"g4dn.xlarge": {Max: 4}, "r5n.large": {Max: 12},
+				},
+			},
+		},
+		Place: placement.Config{Fits: 1, LoadTime: 5 * time.Second,
+			Replan: replan.Config{Period: time.Minute}},
+	}
+	c.Renting.Rent.MaxPrice = 6
+	return c
+}
+
+func mustRun(tb testing.TB, c *Config, form string) *Result {
+	tb.Helper()
+	r, err := c.Run(tb.Context(), form, nil)
+	if err != nil {
+		tb.Fatalf("%s: %v", form, err)
+	}
+	return r
+}
+
+// days is how many random days of a kind the tests simulate: MUSTER_DAYS of them at night.
+func days(tb testing.TB, ci int) int {
+	tb.Helper()
+	text := os.Getenv("MUSTER_DAYS")
+	if text == "" {
+		return ci
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		tb.Fatalf("MUSTER_DAYS is %q, want a number above 0", text)
+	}
+	return n
+}
+
+// random is a part of a day whose load, models' speeds, memory and limits are drawn.
+func random(tb testing.TB, seed uint64) *Config {
+	tb.Helper()
+	rng := rand.New(rand.NewPCG(seed, 4))
+	c := small(tb, seed)
+	c.Sim.Rate = 20 + 80*rng.Float64()
+	c.Curves[0].shift = time.Duration(rng.Int64N(int64(Length)))
+	c.Renting.Length, c.Renting.Speed = 3*time.Hour, 240
+	c.Place.Fits = 1 + rng.IntN(2)
+	c.Renting.Boot = time.Duration(1+rng.IntN(3)) * time.Minute
+	if rng.IntN(2) == 0 {
+		c.Renting.Choose.SpotShare, c.Renting.Choose.MaxPool = .5, .5
+		c.Renting.SpotLosses = .5
+	}
+	if rng.IntN(2) == 0 {
+		c.Kept[0].Count = 3
+		c.Faults = faultsOf(tb, "kill-leader@90m")
+	}
+	return c
+}
+
+func faultsOf(tb testing.TB, texts ...string) (all []fleet.Fault) {
+	tb.Helper()
+	for _, text := range texts {
+		f, err := fleet.ParseFault(text)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+// TestJointIsNotWorse: on random days, a leader that rents and places serves no fewer queries in
+// time than one that does either alone, keeps the floor of accuracy, and does not cost more unless
+// its answers are more accurate. A tenth more is tolerated, because the fixed fleets are planned by
+// who knows the mean load of the day.
+func TestJointIsNotWorse(t *testing.T) {
+	const inTime, dollars, accuracy = .005, .1, .002
+	for seed := range uint64(days(t, 2)) {
+		joint := mustRun(t, random(t, seed), Joint)
+		if joint.Floor < .8 {
+			t.Errorf("day %d: accuracy is %v in a part of it, want .8", seed, joint.Floor)
+		}
+		if joint.Queries < 1000 || joint.Answered < joint.Queries*9/10 || joint.Dollars <= 0 {
+			t.Errorf("day %d: %+v", seed, joint.Totals)
+		}
+		for _, form := range []string{Renting, Placement} {
+			alone := mustRun(t, random(t, seed), form)
+			t.Logf("day %d: joint $%.3f, in time %.4f, accuracy %.4f; %s $%.3f, %.4f, %.4f", seed,
+				joint.Dollars, joint.InTime, joint.Accuracy, form, alone.Dollars, alone.InTime,
+				alone.Accuracy)
+			if joint.InTime < alone.InTime-inTime || alone.InTime > joint.InTime-inTime &&
+				joint.Dollars > alone.Dollars*(1+dollars) &&
+				joint.Accuracy < alone.Accuracy+accuracy {
+				t.Errorf("day %d: joint $%.3f, in time %.4f, accuracy %.4f; %s $%.3f, %.4f, %.4f",
+					seed, joint.Dollars, joint.InTime, joint.Accuracy, form, alone.Dollars,
+					alone.InTime, alone.Accuracy)
+			}
+		}
+	}
+}
+
+// TestHistoryDoesNotMatter: after an hour of the same load, what a fleet costs and how accurate it
+// is does not depend on the loads and the leaders of before.
+func TestHistoryDoesNotMatter(t *testing.T) {
+	const tolerance = .02
+	after := func(seed uint64, factors string, faults ...string) renting.Totals {
+		c := small(t, seed)
+		c.Renting.Length, c.Renting.Speed, c.Renting.WarmUp = 3*time.Hour, 240, 30*time.Minute
+		c.Kept[0].Count = 3
+		curve, err := ReadCurve("test", strings.NewReader("hour,factor\n"+factors))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Curves[0], c.Sim.Rate = curve, 60*curve.scale
+		c.Faults = faultsOf(t, faults...)
+		r := mustRun(t, c, Joint)
+		return renting.Sum(r.Windows[12:])
+	}
+	for seed := range uint64(days(t, 1)) {
+		calm := after(seed, "0,1\n")
+		wild := after(seed, "0,1\n0.3,3\n0.6,.2\n0.8,1\n", "kill-leader@40m", "freeze-leader@50m+10m")
+		t.Logf("%+v, %+v", calm, wild)
+		if d := math.Abs(calm.Dollars/wild.Dollars - 1); d > tolerance {
+			t.Errorf("day %d: $%.4f, and $%.4f after other loads and leaders", seed, calm.Dollars,
+				wild.Dollars)
+		}
+		if math.Abs(calm.Accuracy-wild.Accuracy) > tolerance {
+			t.Errorf("day %d: accuracy %.4f, and %.4f after other loads and leaders", seed,
+				calm.Accuracy, wild.Accuracy)
+		}
+	}
+}
+
+// TestDeterminism: two runs of one day give the same bytes.
+func TestDeterminism(t *testing.T) {
+	c := small(t, 3)
+	c.Renting.Length = 2 * time.Hour
+	c.Renting.Choose.SpotShare, c.Renting.Choose.MaxPool, c.Renting.SpotLosses = .5, .5, 1
+	c.Faults = faultsOf(t, "kill-r5n.large-2@30m", "freeze-leader@1h+1m")
+	a, err := json.Marshal(mustRun(t, c, Joint))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := json.Marshal(mustRun(t, c, Joint))
+	if err != nil || !bytes.Equal(a, b) {
+		t.Errorf("two runs differ: %v\n%s\n%s", err, a, b)
+	}
+}
