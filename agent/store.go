@@ -33,7 +33,8 @@ func (a *Agent) openFollower(t *stored.Trust) error {
 		},
 		Dir: a.config.ModelDir, CacheBytes: a.config.ModelCacheSize, Models: a.config.StoreModels,
 		Keys: t.Keys, Fleet: t.Fleet, Rekeyed: t.Forget,
-		Readmit: a.worker.Repository().Readmit, BytesPerSecond: a.config.StoreRate, Poll: a.config.StorePoll,
+		Readmit: a.worker.Repository().Readmit, BytesPerSecond: a.config.StoreRate,
+		Poll:  a.config.StorePoll,
 		Peers: &modelstore.Peers{Fleet: a.members},
 		Pause: func(ctx context.Context, d time.Duration) error {
 			return runtime.Pause(a.worker.Lanes().Considerate(ctx), d)
@@ -66,12 +67,12 @@ func (a *Agent) runStore(ctx context.Context) {
 			timer.Stop()
 		}
 	}
-	a.stored.Run(ctx)
+	a.stored.FollowStore(ctx)
 }
 
 const (
-	// joinStore is how long an agent that is to join a fleet waits for that before it asks the model
-	// store, at most.
+	// joinStore is how long an agent that is to join a fleet waits for that before it asks the
+	// model store, at most.
 	joinStore = 10 * time.Second
 	settled   = time.Second
 )

@@ -153,7 +153,7 @@ func (d *discovery) watch(conn *grpc.ClientConn) (fleet bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	var watched control.Watched
+	var watched control.ViewBuilder
 	for {
 		v, err := views.Recv()
 		if err != nil {

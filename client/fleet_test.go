@@ -410,10 +410,10 @@ func (a *testAgent) Watch(req *control.WatchRequest,
 			v = changes.Whole(time.Now())
 		} else if inChanges {
 			if v = changes.Next(v); v == nil {
-				v = changes.Heard(nil, time.Now())
+				v = changes.NextLoads(nil, time.Now())
 			}
 			if each := int(a.loseEach.Load()); each > 0 && n%each == 0 {
-				v = changes.Heard(nil, time.Now())
+				v = changes.NextLoads(nil, time.Now())
 			}
 		}
 		if err := s.Send(v); err != nil {

@@ -460,7 +460,7 @@ func (g *Gateway) makeNextAttempt(q *query, beside bool) (over bool) {
 	}
 
 	if beside {
-		trace = trace.besideTrace()
+		trace = trace.hedgeTrace()
 	}
 	attemptCtx = trace.send(attemptCtx, to)
 	attempt := Attempt{

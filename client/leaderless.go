@@ -48,8 +48,8 @@ type leaderless struct {
 	prices   []match.Price
 	profiles map[names.TableKey]*profile
 	absent   profiles.Absence[names.TableKey]
-	looked   time.Time     // when forget last ran
-	priced   *match.Priced // nil if nothing is known to decide by
+	looked   time.Time          // when forget last ran
+	priced   *match.PricedLanes // nil if nothing is known to decide by
 	decision *inquire.State
 	wakeAt   time.Time // when timer fires; zero means never
 	lanes    map[names.AgentName]match.LaneID
@@ -157,7 +157,7 @@ func (l *leaderless) applyLoads(loads []*control.LaneLoad) {
 		}
 		l.loads[agent] = heard
 		if lane, ok := l.lanes[agent]; ok && l.priced != nil {
-			l.priced.Heard(lane, heard.at, heard.remaining)
+			l.priced.NoteRemaining(lane, heard.at, heard.remaining)
 		}
 	}
 	l.dropGone(now)
@@ -248,7 +248,7 @@ func (l *leaderless) remakePriced() {
 	}
 	slices.SortFunc(
 		models, func(x, y match.Model) int { return cmp.Compare(x.Name, y.Name) })
-	priced, err := match.NewPriced(models, rand.Uint64())
+	priced, err := match.NewPricedLanes(models, rand.Uint64())
 	if err != nil { // a member's description of a model is invalid
 		l.priced = nil
 		l.decision.SetLanes(nil)
@@ -304,7 +304,7 @@ func (l *leaderless) remakePriced() {
 	priced.SetPrices(prices)
 	for name, load := range l.loads {
 		if lane, ok := l.lanes[name]; ok {
-			priced.Heard(lane, load.at, load.remaining)
+			priced.NoteRemaining(lane, load.at, load.remaining)
 		}
 	}
 	l.priced = priced
@@ -370,7 +370,7 @@ func (l *leaderless) noteRemaining(agent names.AgentName, remaining time.Duratio
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if lane, ok := l.lanes[agent]; ok && l.priced != nil {
-		l.priced.Heard(lane, time.Now(), remaining)
+		l.priced.NoteRemaining(lane, time.Now(), remaining)
 	}
 }
 

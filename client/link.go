@@ -174,7 +174,7 @@ func (g *Gateway) handleMessage(m *control.MatchMessage) {
 	if m.GetLeadership() != nil {
 		g.noteLeadership(m.GetLeadership())
 	}
-	g.queries.Heard(m.GetReceived(), g.timeNow())
+	g.queries.HandleLeaderMessage(m.GetReceived(), g.timeNow())
 	for _, o := range m.GetOfferAgain() {
 		if q := g.queries.OfferAgain(o.GetSequence(), o.GetAttempt()); q != nil {
 			q.Tag.(*query).trace.offeredAgain(o)

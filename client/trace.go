@@ -52,8 +52,8 @@ func newQueryTrace(ctx context.Context) *queryTrace {
 	return t
 }
 
-// besideTrace is a trace for an attempt that is made beside another one; it waits for a target.
-func (t *queryTrace) besideTrace() *queryTrace {
+// hedgeTrace is a trace for an attempt that is made beside another one; it waits for a target.
+func (t *queryTrace) hedgeTrace() *queryTrace {
 	if t == nil {
 		return nil
 	}

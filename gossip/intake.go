@@ -50,9 +50,9 @@ const (
 	readPause = 10 * time.Millisecond
 )
 
-// An intake decides which packets are read. Vouched members have limits of their own, so that
+// An intakeLimits decides which packets are read. Vouched members have limits of their own, so that
 // strangers cannot use those up. Its methods may be called concurrently.
-type intake struct {
+type intakeLimits struct {
 	strangers struct{ packets, streams *rate.Limiter }
 
 	mu      sync.Mutex
@@ -66,15 +66,15 @@ type known struct {
 	packets *rate.Limiter
 }
 
-func newIntake() *intake {
-	i := &intake{members: map[netip.AddrPort]*known{}, hosts: map[netip.Addr]int{}}
+func newIntakeLimits() *intakeLimits {
+	i := &intakeLimits{members: map[netip.AddrPort]*known{}, hosts: map[netip.Addr]int{}}
 	i.strangers.packets = rate.NewLimiter(packetRate, packetBurst)
 	i.strangers.streams = rate.NewLimiter(streamRate, streamBurst)
 	return i
 }
 
 // raiseLimits gives the vouched member at addr limits of its own, until forget.
-func (i *intake) raiseLimits(addr netip.AddrPort) {
+func (i *intakeLimits) raiseLimits(addr netip.AddrPort) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	k := i.members[addr]
@@ -87,7 +87,7 @@ func (i *intake) raiseLimits(addr netip.AddrPort) {
 }
 
 // restoreLimits ends the limits that know gave.
-func (i *intake) restoreLimits(addr netip.AddrPort) {
+func (i *intakeLimits) restoreLimits(addr netip.AddrPort) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	k := i.members[addr]
@@ -100,7 +100,7 @@ func (i *intake) restoreLimits(addr netip.AddrPort) {
 }
 
 // countPacket counts a packet of a sender, and reports whether it is within the sender's limit.
-func (i *intake) countPacket(from netip.AddrPort) bool {
+func (i *intakeLimits) countPacket(from netip.AddrPort) bool {
 	i.mu.Lock()
 	limit := i.strangers.packets
 	if k := i.members[from]; k != nil {
@@ -111,7 +111,7 @@ func (i *intake) countPacket(from netip.AddrPort) bool {
 }
 
 // isMember reports whether a vouched member is at the host.
-func (i *intake) isMember(host netip.Addr) bool {
+func (i *intakeLimits) isMember(host netip.Addr) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.hosts[host] > 0

@@ -212,7 +212,7 @@ func TestPacketIntake(t *testing.T) {
 // and its host with it.
 func TestIntakeOfMembers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		i := newIntake()
+		i := newIntakeLimits()
 		all := func(from netip.AddrPort) (n int) {
 			for n <= packetBurst && i.countPacket(from) {
 				n++

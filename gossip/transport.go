@@ -84,7 +84,7 @@ type transport struct {
 	encrypted            bool
 	packets              chan *memberlist.Packet // unbuffered, as memberlist's own
 	streams              chan net.Conn
-	intake               *intake
+	intake               *intakeLimits
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -114,7 +114,7 @@ func newTransport(base memberlist.Transport, advertise netip.AddrPort, encrypted
 		stats:     stats,
 		packets:   make(chan *memberlist.Packet),
 		streams:   make(chan net.Conn),
-		intake:    newIntake(),
+		intake:    newIntakeLimits(),
 		conns:     map[*conn]struct{}{},
 		strangers: openedStreams{by: map[netip.Addr]int{}},
 		members:   openedStreams{by: map[netip.Addr]int{}},

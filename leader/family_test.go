@@ -193,7 +193,7 @@ func TestFamilyRecords(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := New(cfg)
+	s, err := NewState(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -220,7 +220,7 @@ func (s *State) forgetQuery(g *gateway, sequence uint64) {
 	g.eachPart(sequence, func(part *query) { s.recycleQuery(g.removeQuery(part.sequence)) })
 }
 
-func (s *State) handleUnused(e *Event) {
+func (s *State) handleReturnedAttempt(e *Event) {
 	if ln := s.findLane(e.Agent, e.Lane); ln != nil {
 		s.stepMatcher(ln, match.Event{
 			Kind: match.Unused, Query: e.queryID(), Attempt: e.Attempt, Lane: ln.id,

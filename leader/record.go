@@ -71,8 +71,8 @@ func appendActions(b []byte, actions []Action) []byte {
 	return b
 }
 
-// A Replayed is the outcome of replaying a recording: what new states did with its events.
-type Replayed struct {
+// A ReplayOutcome is the outcome of replaying a recording: what new states did with its events.
+type ReplayOutcome struct {
 	Policy    string `json:"policy"` // of the last term
 	Events    int    `json:"events"`
 	Decisions int    `json:"decisions"` // about queries
@@ -87,14 +87,14 @@ type Replayed struct {
 
 // Replay feeds the events of recorded terms to new states and compares their actions with the
 // recorded ones, byte for byte. The error names the first line that differs. In a term that another
-// version of the decider recorded, a difference is no error but [Replayed.Difference].
-func Replay(r io.Reader) (*Replayed, error) {
+// version of the decider recorded, a difference is no error but [ReplayOutcome.Difference].
+func Replay(r io.Reader) (*ReplayOutcome, error) {
 	in := &lineReader{s: bufio.NewScanner(r)}
 	in.s.Buffer(nil, 1<<26) // latency tables are one line
 	if in.next(); !in.startsTerm() {
 		return nil, in.lineError("got the format %.80q, want %q", in.text, Header)
 	}
-	out := &Replayed{Decider: DeciderVersion}
+	out := &ReplayOutcome{Decider: DeciderVersion}
 	for !in.end {
 		if err := out.replayTerm(in); err != nil {
 			return nil, err
@@ -110,7 +110,7 @@ func Replay(r io.Reader) (*Replayed, error) {
 }
 
 // replayTerm replays one term, of which in has read the header.
-func (out *Replayed) replayTerm(in *lineReader) error {
+func (out *ReplayOutcome) replayTerm(in *lineReader) error {
 	decider, err := in.deciderVersion()
 	if err != nil {
 		return err
@@ -133,7 +133,7 @@ func (out *Replayed) replayTerm(in *lineReader) error {
 		return in.lineError("settings: %w", err)
 	}
 	cfg := settings.Config
-	s, err := New(cfg)
+	s, err := NewState(cfg)
 	if err != nil {
 		return in.lineError("settings: %w", err)
 	}

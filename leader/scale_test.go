@@ -73,8 +73,8 @@ func scaleAdvice(tb testing.TB) *Advice {
 }
 
 // takeOver has a new leader take over the fleet: the gateway submits its queries, of which half are
-// at lanes, then each agent describes itself and greets, and the latencies are told. Each message is
-// a step, in which do tells the leader.
+// at lanes, then each agent describes itself and greets, and the latencies are told. Each message
+// is a step, in which do tells the leader.
 func takeOver(members []*Member, advice *Advice, do func(e *Event)) {
 	do(&Event{Kind: ViewChanged, Members: members})
 	do(&Event{Kind: GatewayConnected, Gateway: 7})
@@ -110,13 +110,13 @@ func scaleMembers() (all []*Member) {
 }
 
 // TestTakeoverCost: what a takeover costs is in proportion to the fleet, and the profiles that are
-// told at last are taken in at once. Allocations stand for the work, of which the more goes into the
-// list of members.
+// told at last are taken in at once. Allocations stand for the work, of which the more goes into
+// the list of members.
 func TestTakeoverCost(t *testing.T) {
 	advice, members := scaleAdvice(t), scaleMembers()
 	cost := func(n int) float64 {
 		return testing.AllocsPerRun(1, func() {
-			s, err := New(Config{Self: "leader"})
+			s, err := NewState(Config{Self: "leader"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -137,14 +137,15 @@ func TestTakeoverCost(t *testing.T) {
 // other.
 func TestAdviceCost(t *testing.T) {
 	advice, members := scaleAdvice(t), scaleMembers()
-	s, err := New(Config{Self: "leader"})
+	s, err := NewState(Config{Self: "leader"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	takeOver(members[:100], advice, func(e *Event) { s.Step(0, e) })
 	n := testing.AllocsPerRun(1, func() { s.Step(0, &Event{Kind: Learned, Advice: advice}) })
 	if most := float64(len(advice.Latencies)) / 10; n > most {
-		t.Errorf("%d latencies take %v allocations, want at most %v", len(advice.Latencies), n, most)
+		t.Errorf("%d latencies take %v allocations, want at most %v", len(advice.Latencies), n,
+			most)
 	}
 }
 
@@ -155,7 +156,7 @@ func BenchmarkTakeover(b *testing.B) {
 	b.ReportAllocs()
 	var slowest time.Duration
 	for b.Loop() {
-		s, err := New(Config{Self: "leader"})
+		s, err := NewState(Config{Self: "leader"})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -214,7 +215,7 @@ func BenchmarkStep(b *testing.B) {
 	advice := scaleAdvice(b)
 	for _, rate := range []float64{50e3, 120e3, 300e3} {
 		b.Run(fmt.Sprintf("rate=%.0f", rate), func(b *testing.B) {
-			s, err := New(Config{Self: "leader"})
+			s, err := NewState(Config{Self: "leader"})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -32,7 +32,7 @@ func TestScripts(t *testing.T) {
 					}
 				}
 				var err error
-				if s, err = New(cfg); err != nil {
+				if s, err = NewState(cfg); err != nil {
 					return err.Error()
 				}
 				return ""

@@ -71,9 +71,9 @@ type State struct {
 	sortedModels []*heldModel // the same, by key
 	// nowhere counts the queries that failed without reaching a version.
 	nowhere heldModel
-	// onDisk are the models that no member holds and a member may load that does not drain. They stay
-	// in models. loadable are those of them for which any query may wait: no member serves them or
-	// their family.
+	// onDisk are the models that no member holds and a member may load that does not drain. They
+	// stay in models. loadable are those of them for which any query may wait: no member serves
+	// them or their family.
 	onDisk, loadable map[ModelID]bool
 	// unbound counts, by family, the queries for it that failed.
 	unbound map[string]*heldModel
@@ -154,8 +154,8 @@ type lane struct {
 	ends     time.Duration // as the member had it when the matcher was told
 }
 
-// New returns the state of a new term, or what is wrong with cfg.
-func New(cfg Config) (*State, error) {
+// NewState returns the state of a new term, or what is wrong with cfg.
+func NewState(cfg Config) (*State, error) {
 	m, err := match.New(match.Config{
 		Policy: cfg.Policy, NewChooser: cfg.NewChooser, Settle: settleTime, Seed: cfg.Seed,
 	})
@@ -216,7 +216,7 @@ func (s *State) Step(now time.Duration, e *Event) []Action {
 	case Cancelled:
 		s.handleCancellation(e)
 	case Unused:
-		s.handleUnused(e)
+		s.handleReturnedAttempt(e)
 	case Completed:
 		s.handleCompletion(e)
 	case Learned:

@@ -26,7 +26,7 @@ type told struct {
 
 func newTold(t testing.TB) *told {
 	t.Helper()
-	s, err := New(Config{Self: "leader"})
+	s, err := NewState(Config{Self: "leader"})
 	if err != nil {
 		t.Fatal(err)
 	}

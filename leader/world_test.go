@@ -259,7 +259,7 @@ func (w *world) lead() {
 	w.term++
 	w.note("term %d begins", w.term)
 	w.config = Config{Self: "leader", Seed: uint64(w.term), Ahead: w.ahead}
-	state, err := New(w.config)
+	state, err := NewState(w.config)
 	if err != nil {
 		w.failf("%v", err)
 		return

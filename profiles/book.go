@@ -296,8 +296,8 @@ func (b *Book) load(path string) (format int, err error) {
 	return format, nil
 }
 
-// A Restored is the result of [Book.Restore].
-type Restored struct {
+// A RestoreResult is the result of [Book.Restore].
+type RestoreResult struct {
 	// Kept is the new name of the file; "" if it was not renamed or does not exist. A file that
 	// could not be read, or that has another format, is renamed so that Save does not overwrite it.
 	Kept string
@@ -309,7 +309,7 @@ type Restored struct {
 // format, and does not load it. It loads a file of an older format, renames it, and saves the book
 // to path in the present format. An error names the file; after an error the book may be saved to
 // path only if Kept is not "".
-func (b *Book) Restore(path string) (r Restored, err error) {
+func (b *Book) Restore(path string) (r RestoreResult, err error) {
 	format, err := b.load(path)
 	why := fmt.Sprintf("format%d", format)
 	switch {

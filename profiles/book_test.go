@@ -302,7 +302,7 @@ func TestBookRestore(t *testing.T) {
 					t.Errorf("%s holds %.60q (%v)", aside, kept, err)
 				}
 				again := profiles.NewBook(nil)
-				if r, err := again.Restore(path); err != nil || r != (profiles.Restored{}) ||
+				if r, err := again.Restore(path); err != nil || r != (profiles.RestoreResult{}) ||
 					!slices.Equal(again.Keys(), b.Keys()) {
 					t.Errorf("restored again: %+v, %v, %v", r, again.Keys(), err)
 				}
@@ -310,7 +310,8 @@ func TestBookRestore(t *testing.T) {
 		})
 	}
 	path := filepath.Join(t.TempDir(), "profiles.json")
-	if r, err := profiles.NewBook(nil).Restore(path); err != nil || r != (profiles.Restored{}) {
+	if r, err := profiles.NewBook(nil).Restore(path); err != nil ||
+		r != (profiles.RestoreResult{}) {
 		t.Errorf("a missing file: %+v, %v", r, err)
 	}
 	// it cannot be read nor replaced by a file

@@ -100,8 +100,8 @@ func (l laned) Run(ctx context.Context, inputs []tensor.Tensor) (*runtime.Result
 	})
 }
 
-// TestCardConcurrency: queries to several models and of several sizes, at a time, merged and not, get
-// their own answers, also while another model is loaded and closed.
+// TestCardConcurrency: queries to several models and of several sizes, at a time, merged and not,
+// get their own answers, also while another model is loaded and closed.
 func TestCardConcurrency(t *testing.T) {
 	card, cpu := openBoth(t, runtime.Config{})
 	var group sync.WaitGroup
@@ -152,8 +152,8 @@ func TestCardWithoutGraphs(t *testing.T) {
 	}
 }
 
-// TestCardMemory: tables for which the card's memory is too small stay in the machine's, a model without
-// such tables does not load, and another one runs on.
+// TestCardMemory: tables for which the card's memory is too small stay in the machine's, a model
+// without such tables does not load, and another one runs on.
 func TestCardMemory(t *testing.T) {
 	card, cpu := openBoth(t, runtime.Config{GPUMemory: 200 << 20})
 	small := generate(t, "wnd", zoo.Small)
@@ -173,9 +173,9 @@ func TestCardMemory(t *testing.T) {
 	}
 }
 
-// TestCardFull: models answer on while another process has taken all memory of the card but 4 MiB, also
-// after one more could not be loaded. One without graphs has run its largest query before; it takes no
-// more memory for queries of other goroutines.
+// TestCardFull: models answer on while another process has taken all memory of the card but 4 MiB,
+// also after one more could not be loaded. One without graphs has run its largest query before; it
+// takes no more memory for queries of other goroutines.
 func TestCardFull(t *testing.T) {
 	card, cpu := openBoth(t, runtime.Config{})
 	v := generate(t, "wnd", zoo.Small)
@@ -189,7 +189,7 @@ func TestCardFull(t *testing.T) {
 		}
 	}
 
-	said, empty, err := harness.FillCard(t.Context(), 4)
+	said, empty, err := harness.OccupyCardMemory(t.Context(), 4)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +216,8 @@ func TestCardFull(t *testing.T) {
 	group.Wait()
 }
 
-// BenchmarkCardCopies compares runs with their graphs alone, which copy small inputs and all outputs.
+// BenchmarkCardCopies compares runs with their graphs alone, which copy small inputs and all
+// outputs.
 func BenchmarkCardCopies(b *testing.B) {
 	card, _ := openBoth(b, runtime.Config{})
 	for _, name := range []string{"ncf", "rm2", "wnd", "mtwnd", "dien"} {

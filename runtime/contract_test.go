@@ -203,7 +203,7 @@ func testExecutor(t *testing.T, name string, x runtime.Executor) {
 		}
 		wg.Wait()
 		if s := lanes.Stats(); s.Running != 0 || s.Waiting != 0 || s.Busy <= 0 ||
-			s.Dropped != (runtime.Dropped{}) {
+			s.Dropped != (runtime.DropCounts{}) {
 			t.Errorf("got %+v", s)
 		}
 	})

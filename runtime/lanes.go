@@ -141,8 +141,8 @@ type Estimator = lane.Estimator
 // A LanesStats is a snapshot of [Lanes].
 type LanesStats = lane.Stats
 
-// Dropped counts dropped queries by reason.
-type Dropped = lane.Dropped
+// DropCounts counts dropped queries by reason.
+type DropCounts = lane.DropCounts
 
 // Lanes runs queries as a [lane.State] decides: at most one at a time on each lane, or several as
 // one where package merge says so, or one on each of its cores ([Query.Divide]). Lanes makes the

@@ -20,8 +20,8 @@ const (
 	onCore = ms * 3 / 2 // see stage
 )
 
-// A stage is lanes with an emulated model that takes 1 ms per row, and 1.5 ms on one of several cores
-// of a lane, in a synctest bubble.
+// A stage is lanes with an emulated model that takes 1 ms per row, and 1.5 ms on one of several
+// cores of a lane, in a synctest bubble.
 type stage struct {
 	t     *testing.T
 	lanes *runtime.Lanes
@@ -307,7 +307,7 @@ func TestLanesOverload(t *testing.T) {
 				"third: ok after 9ms at 41ms",
 				"background: ok at 140ms",
 			)
-			if got := s.lanes.Stats().Dropped; got != (runtime.Dropped{Overloaded: 2}) {
+			if got := s.lanes.Stats().Dropped; got != (runtime.DropCounts{Overloaded: 2}) {
 				t.Errorf("got %+v", got)
 			}
 		})
@@ -350,7 +350,7 @@ func TestLanesDrop(t *testing.T) {
 			"runs into its deadline: deadline after a run of 9ms at 9ms",
 			"in time: ok at 10ms",
 		)
-		if got, want := s.lanes.Stats().Dropped, (runtime.Dropped{
+		if got, want := s.lanes.Stats().Dropped, (runtime.DropCounts{
 			Deadline: 4, Cancelled: 1, Late: 2,
 		}); got != want {
 			t.Errorf("got %+v, want %+v", got, want)
@@ -366,7 +366,7 @@ func TestLanesModelError(t *testing.T) {
 	onStage(t, runtime.LanesConfig{}, func(t *testing.T, s *stage) {
 		s.send(context.Background(), "bad", 1, func(q *runtime.Query) { q.Inputs = nil })
 		s.want("bad: run m version 1: got 0 inputs, want 1 at 0s")
-		if got := s.lanes.Stats().Dropped; got != (runtime.Dropped{}) {
+		if got := s.lanes.Stats().Dropped; got != (runtime.DropCounts{}) {
 			t.Errorf("a failed run counts as dropped: %+v", got)
 		}
 	})
@@ -404,8 +404,9 @@ func TestLanesDrain(t *testing.T) {
 			}
 			s.wg.Wait()
 			slices.Sort(s.done)
-			s.want("long: draining after a run of 15ms at 20ms", "quick: ok at 5ms", "waiting: draining at 20ms")
-			if got := s.lanes.Stats().Dropped; got != (runtime.Dropped{Draining: 2}) {
+			s.want("long: draining after a run of 15ms at 20ms", "quick: ok at 5ms",
+				"waiting: draining at 20ms")
+			if got := s.lanes.Stats().Dropped; got != (runtime.DropCounts{Draining: 2}) {
 				t.Errorf("got %+v", got)
 			}
 		})

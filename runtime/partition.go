@@ -218,8 +218,9 @@ type pin struct {
 	failed sync.Once
 }
 
-// A threaded model says how many threads its runs have. One of a partition or an ensemble does not.
-type threaded interface{ threadCount() int }
+// A threadCounter model says how many threads its runs have. One of a partition or an ensemble does
+// not.
+type threadCounter interface{ threadCount() int }
 
 // worthApart is how long a run takes at least, for each that may run beside it, that is kept on
 // another processor than those: that takes about a hundredth of this time.
@@ -233,7 +234,7 @@ func (l *Lanes) runOnLane(c *caller, model Model, f func(Model) (*Result, error)
 	if m, ok := model.(*placedModel); ok {
 		model = m.sessionFor(c.Lane())
 	}
-	s, _ := model.(threaded)
+	s, _ := model.(threadCounter)
 	switch {
 	case l.pins != nil:
 		p := l.pins[c.Lane()]

@@ -148,7 +148,7 @@ func (o *ONNX) Load(ctx context.Context, v *models.Version) (Model, error) {
 	return s, nil
 }
 
-// threadCount implements [threaded].
+// threadCount implements [threadCounter].
 func (s *session) threadCount() int { return s.threads.count }
 
 // onOneCore implements [divisible].

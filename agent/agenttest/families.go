@@ -58,8 +58,8 @@ var (
 	Coarse = map[string]string{"ncf-int8": "family: rank\naccuracy: .95\n"}
 )
 
-// Asks returns a query for a name.
-func Asks(name string, least float64) *inference.ModelInferRequest {
+// NewRequest returns a query for a name.
+func NewRequest(name string, least float64) *inference.ModelInferRequest {
 	req := NCFRequest(10)
 	req.ModelName = name
 	if least != 0 {

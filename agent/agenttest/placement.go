@@ -30,8 +30,8 @@ type Script struct {
 	refuse   error           // of commands
 }
 
-// A scripted is the replanner of one leader.
-type scripted struct {
+// A scriptedReplanner is the replanner of one leader.
+type scriptedReplanner struct {
 	*Script
 	epoch  uint64
 	memory replan.Memory
@@ -42,7 +42,7 @@ func (s *Script) Replanner(c replan.Config, m replan.Memory) (lead.Replanner, er
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	s.Epochs, s.Memories = append(s.Epochs, c.Epoch), append(s.Memories, m)
-	return &scripted{Script: s, epoch: c.Epoch, memory: m}, nil
+	return &scriptedReplanner{Script: s, epoch: c.Epoch, memory: m}, nil
 }
 
 // Want makes all leaders want these layouts from now on.
@@ -53,7 +53,7 @@ func (s *Script) Want(layouts map[string]string) {
 	s.wants = layouts
 }
 
-func (s *scripted) Step(now time.Time, shot *replan.Snapshot) *replan.Answer {
+func (s *scriptedReplanner) Step(now time.Time, shot *replan.Snapshot) *replan.Answer {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	s.Seen = map[string]replan.Agent{}
@@ -96,9 +96,9 @@ func (s *scripted) Step(now time.Time, shot *replan.Snapshot) *replan.Answer {
 	return a
 }
 
-func (s *scripted) Solved(*replan.Plan) {}
+func (s *scriptedReplanner) Solved(*replan.Plan) {}
 
-func (s *scripted) Command(c replan.Command) error {
+func (s *scriptedReplanner) Command(c replan.Command) error {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
 	if s.refuse == nil {
@@ -107,9 +107,9 @@ func (s *scripted) Command(c replan.Command) error {
 	return s.refuse
 }
 
-func (s *scripted) Memory() replan.Memory { return s.memory }
+func (s *scriptedReplanner) Memory() replan.Memory { return s.memory }
 
-func (s *scripted) Explain(one names.AgentName) ([]string, error) {
+func (s *scriptedReplanner) Explain(one names.AgentName) ([]string, error) {
 	return []string{string(one) + " holds what the test says"}, nil
 }
 
@@ -176,7 +176,7 @@ func (f *Fleet) UnderLoad(family string, agents ...*Member) (stop func() (int, [
 					return
 				case <-time.After(13 * time.Millisecond):
 				}
-				_, err := a.OIP.ModelInfer(f.Context(), Asks(family, 0))
+				_, err := a.OIP.ModelInfer(f.Context(), NewRequest(family, 0))
 				mu.Lock()
 				if sent++; err != nil {
 					failed = append(failed, fmt.Errorf("at %s: %w", a.Host, err))
@@ -260,7 +260,7 @@ func (f *Fleet) Offers(agents ...*Member) (set func(model string, rate int),
 				}
 				a := agents[n%len(agents)]
 				sending.Go(func() {
-					_, err := a.OIP.ModelInfer(f.Context(), Asks(model, 0))
+					_, err := a.OIP.ModelInfer(f.Context(), NewRequest(model, 0))
 					mu.Lock()
 					defer mu.Unlock()
 					if sent++; err != nil {

@@ -62,7 +62,7 @@ type Events interface {
 type HubConfig struct {
 	Self    names.AgentName
 	Members Members
-	Leading members.Leading
+	Leading members.LeadershipSource
 	Events  Events
 	Log     *slog.Logger
 }

@@ -142,7 +142,7 @@ func (w *world) beat(answered uint64) *control.PulseMessage {
 // LoadedView implements [Members].
 func (a *testAgent) LoadedView() *control.View { return a.world.view() }
 
-// Leadership and Changed implement [members.Leading].
+// Leadership and Changed implement [members.LeadershipSource].
 func (a *testAgent) Leadership() *control.Leadership {
 	a.world.mu.Lock()
 	defer a.world.mu.Unlock()
@@ -308,7 +308,8 @@ func (a *testAgent) guarded(guard *secure.Guard) http.Handler {
 		Fleet: func(context.Context) (*control.FleetState, error) {
 			return &control.FleetState{Mode: "approve"}, nil
 		},
-		SetFleet: func(_ context.Context, req *control.SetFleetRequest) (*control.FleetState, error) {
+		SetFleet: func(_ context.Context, req *control.SetFleetRequest) (*control.FleetState,
+			error) {
 			return &control.FleetState{Mode: "approve"}, nil
 		},
 	}))

@@ -23,8 +23,8 @@ func (oneClient) MayQuery(context.Context, string) error               { return 
 func (oneClient) Query(context.Context, secure.Way, int64) error       { return nil }
 func (oneClient) Bytes(context.Context, secure.Way, int64, bool) error { return nil }
 
-// TestClientSaysAgent: what a client says of answers that it has compared does not count, also if it
-// says that its gateway is an agent's.
+// TestClientSaysAgent: what a client says of answers that it has compared does not count, also if
+// it says that its gateway is an agent's.
 func TestClientSaysAgent(t *testing.T) {
 	for client, want := range map[oneClient]uint64{"": 50, "ads": 0} {
 		synctest.Test(t, func(t *testing.T) {
@@ -32,7 +32,7 @@ func TestClientSaysAgent(t *testing.T) {
 				StateDir: t.TempDir(), Apply: func([]*control.Release) {},
 				Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
 			})
-			released.Heard([]*control.Release{{
+			released.AdoptReleases([]*control.Release{{
 				Model: "m", Number: 1, Current: 1, Canary: 2, Share: .25, Tolerance: .05,
 			}})
 			w := newLeaderWorld(t)

@@ -371,7 +371,7 @@ func TestPlacedOnlyHost(t *testing.T) {
 				}
 				a := rest[sent%len(rest)]
 				sending.Go(func() {
-					if _, err := a.OIP.ModelInfer(f.Context(), agenttest.Asks("rank", 0)); err != nil {
+					if _, err := a.OIP.ModelInfer(f.Context(), agenttest.NewRequest("rank", 0)); err != nil {
 						mu.Lock()
 						defer mu.Unlock()
 						failed = append(failed, fmt.Errorf("at %s: %w", a.Host, err))

@@ -21,7 +21,7 @@ import (
 // TestSplitTold: a gateway is told of a split and of its parts' lanes in one message; but not of a
 // split once it has submitted the whole query again, which replaces the parts.
 func TestSplitTold(t *testing.T) {
-	state, err := leader.New(leader.Config{Self: "a"})
+	state, err := leader.NewState(leader.Config{Self: "a"})
 	if err != nil {
 		t.Fatal(err)
 	}

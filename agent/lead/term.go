@@ -197,7 +197,7 @@ func (t *term) open() bool {
 		}
 	}
 	var err error
-	if t.state, err = leader.New(config); err != nil {
+	if t.state, err = leader.NewState(config); err != nil {
 		l.log.Error("cannot lead", "error", err) // cannot happen: the settings were checked
 		return false
 	}
@@ -485,7 +485,8 @@ func (t *term) handleMemberMessage(name names.AgentName, m *control.WorkerMessag
 		t.noteDesired(name, m.GetFleet())
 	}
 	if r := t.leader.config.Releases; r != nil {
-		r.Heard(m.GetReleases()) // releases of a leader that this agent has not followed, if newer
+		// releases of a leader that this agent has not followed, if newer
+		r.AdoptReleases(m.GetReleases())
 	}
 	if m.Member != nil {
 		t.described[name] = m.Member

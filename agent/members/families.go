@@ -23,9 +23,9 @@ import (
 // that it found, before it counts as joined. Chosen: longer than one Describe call that times out.
 const joinPatience = 3 * time.Second
 
-// markJoined counts this agent as joined once all members of gossip have described themselves;
+// joinWhenKnown counts this agent as joined once all members of gossip have described themselves;
 // ready says that gossip has tried to join.
-func (ms *Members) markJoined(ready bool) {
+func (ms *Members) joinWhenKnown(ready bool) {
 	if !ready {
 		return
 	}
@@ -37,12 +37,12 @@ func (ms *Members) markJoined(ready bool) {
 	})
 	ms.mu.Unlock()
 	if known {
-		ms.joinAnyway()
+		ms.markJoined()
 	}
 }
 
-// joinAnyway counts this agent as joined, after all members that have described themselves.
-func (ms *Members) joinAnyway() {
+// markJoined counts this agent as joined, after all members that have described themselves.
+func (ms *Members) markJoined() {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	if ms.joined != 0 {

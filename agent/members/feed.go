@@ -79,7 +79,7 @@ func (f *feed) update(loads bool) {
 		f.add(change)
 	}
 	if loads {
-		f.add(f.changes.Heard(f.members.heardLoads(), time.Now()))
+		f.add(f.changes.NextLoads(f.members.heardLoads(), time.Now()))
 	}
 }
 
@@ -104,7 +104,7 @@ func (f *feed) addWatcher() {
 		// No watcher has the former steps.
 		f.changes, f.steps, f.whole = control.Changes{}, nil, oip.Encoded{}
 		f.changes.Next(f.members.View())
-		f.changes.Heard(f.members.heardLoads(), time.Now())
+		f.changes.NextLoads(f.members.heardLoads(), time.Now())
 	}
 }
 

@@ -99,7 +99,7 @@ func TestLoadsAlone(t *testing.T) {
 // back, has in the end the view that the agent has, whatever happened to the fleet meanwhile.
 func TestFeed(t *testing.T) {
 	type watcher struct {
-		control.Watched
+		control.ViewBuilder
 		revision uint64
 		joined   bool
 		heard    map[string]*control.LaneLoad

@@ -94,7 +94,7 @@ func (ms *Members) tellSelf(ctx context.Context) {
 	var patience <-chan time.Time
 	for {
 		changed := ms.Changed()
-		ms.markJoined(ready == nil)
+		ms.joinWhenKnown(ready == nil)
 		m, apart := ms.describeThisAgent()
 		ms.tellApart(apart)
 		m.Revision = last.Revision
@@ -113,7 +113,7 @@ func (ms *Members) tellSelf(ctx context.Context) {
 		case <-ready:
 			ready, patience = nil, time.After(joinPatience)
 		case <-patience:
-			ms.joinAnyway()
+			ms.markJoined()
 		case <-ctx.Done():
 			return
 		}

@@ -37,9 +37,9 @@ import (
 // goneTimeout bounds the connection attempt of Gone.
 const goneTimeout = time.Second
 
-// Leading tells which leader this agent follows. Its methods may be called concurrently and do not
-// block.
-type Leading interface {
+// LeadershipSource tells which leader this agent follows. Its methods may be called concurrently
+// and do not block.
+type LeadershipSource interface {
 	// Leadership returns the current leadership. It is never nil, and the caller must not change
 	// it.
 	Leadership() *control.Leadership
@@ -87,7 +87,7 @@ type Config struct {
 	Dial func(ctx context.Context, address string) (net.Conn, error)
 	// Local is this agent's connection to itself, without sockets.
 	Local   grpc.ClientConnInterface
-	Leading Leading
+	Leading LeadershipSource
 	Log     *slog.Logger
 }
 

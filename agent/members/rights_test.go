@@ -126,7 +126,8 @@ func TestSeesOneModel(t *testing.T) {
 					t.Errorf("%s: a client of ncf alone sees %q in %s", name, seen, got)
 					break
 				}
-				tells = seen != "" || key == agenttest.AdsKey && strings.Contains(got.String(), "ncf")
+				tells = seen != "" || key == agenttest.AdsKey && strings.Contains(got.String(),
+					"ncf")
 			}
 		}
 	}
@@ -162,12 +163,13 @@ func TestSeesOneModel(t *testing.T) {
 }
 
 // TestHealthShowsNoModel: health checks tell a caller of no model that it may not query, and answer
-// for one as for a model that does not exist; the health of the agent is for everybody. Neither does
-// readiness tell whether a model exists.
+// for one as for a model that does not exist; the health of the agent is for everybody. Neither
+// does readiness tell whether a model exists.
 func TestHealthShowsNoModel(t *testing.T) {
 	files := agenttest.NewCA(t)
 	config := agenttest.Config(t)
-	config.Security.APIKeysFile = files.Write("keys", "ads: "+agenttest.AdsKey+"\nfeed: "+agenttest.FeedKey+"\n")
+	config.Security.APIKeysFile = files.Write("keys",
+		"ads: "+agenttest.AdsKey+"\nfeed: "+agenttest.FeedKey+"\n")
 	config.Security.AccessFile = files.Write("access",
 		"clients: {ads: {models: [ncf]}, feed: {models: ['*']}}\n")
 	a := agenttest.Start(t, config, agenttest.Emulated())
@@ -193,7 +195,8 @@ func TestHealthShowsNoModel(t *testing.T) {
 		ctx  context.Context
 		sees []string
 	}{
-		"a client of all":      {agenttest.WithKey(t.Context(), agenttest.FeedKey), []string{"ncf", "wnd"}},
+		"a client of all": {agenttest.WithKey(t.Context(), agenttest.FeedKey), []string{"ncf",
+			"wnd"}},
 		"a client of ncf":      {agenttest.WithKey(t.Context(), agenttest.AdsKey), []string{"ncf"}},
 		"one without a key":    {t.Context(), nil},
 		"one with a wrong key": {agenttest.WithKey(t.Context(), "wrong-wrong-wrong"), nil},
@@ -235,7 +238,8 @@ func TestHealthShowsNoModel(t *testing.T) {
 func TestStatusOfPastModels(t *testing.T) {
 	files := agenttest.NewCA(t)
 	config := agenttest.Config(t)
-	config.Security.APIKeysFile = files.Write("keys", "ads: "+agenttest.AdsKey+"\nfeed: "+agenttest.FeedKey+"\n")
+	config.Security.APIKeysFile = files.Write("keys",
+		"ads: "+agenttest.AdsKey+"\nfeed: "+agenttest.FeedKey+"\n")
 	config.Security.AccessFile = files.Write("access",
 		"clients: {ads: {models: [ncf]}, feed: {models: ['*']}}\n")
 	a := agenttest.Start(t, config, agenttest.Emulated())
@@ -281,7 +285,8 @@ func TestStatusOfPastModels(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(false, true)
-	gateway, err := control.NewControlClient(a.Conn).Match(agenttest.WithKey(t.Context(), agenttest.FeedKey))
+	gateway, err := control.NewControlClient(a.Conn).Match(agenttest.WithKey(t.Context(),
+		agenttest.FeedKey))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +316,8 @@ func TestStatusOfPlacement(t *testing.T) {
 	files := agenttest.NewCA(t)
 	config := agenttest.Config(t)
 	config.ModelControl = "leader"
-	config.Security.APIKeysFile = files.Write("keys", "ads: "+agenttest.AdsKey+"\nfeed: "+agenttest.FeedKey+"\n")
+	config.Security.APIKeysFile = files.Write("keys",
+		"ads: "+agenttest.AdsKey+"\nfeed: "+agenttest.FeedKey+"\n")
 	config.Security.AccessFile = files.Write("access",
 		"clients: {ads: {models: [ncf]}, feed: {models: ['*']}}\n")
 	a := agenttest.Start(t, config, agenttest.Emulated())
@@ -331,19 +337,22 @@ func TestStatusOfPlacement(t *testing.T) {
 	if got := of(agenttest.AdsKey); got != nil {
 		t.Errorf("a client of ncf is told %v", got)
 	}
-	_, err := control.NewControlClient(a.Conn).Place(agenttest.WithKey(t.Context(), agenttest.FeedKey),
+	_, err := control.NewControlClient(a.Conn).Place(agenttest.WithKey(t.Context(),
+		agenttest.FeedKey),
 		&control.PlaceRequest{Verb: "pause"})
 	agenttest.WantCode(t, err, "PermissionDenied")
 }
 
-// TestSeesNoNeighbour: where models share agents, a client of one model is not told the names of its
-// neighbours, by any agent, and is told the prices and profiles of the lanes that its model has.
+// TestSeesNoNeighbour: where models share agents, a client of one model is not told the names of
+// its neighbours, by any agent, and is told the prices and profiles of the lanes that its model
+// has.
 func TestSeesNoNeighbour(t *testing.T) {
 	agenttest.InFleet(t, func(f *agenttest.Fleet) {
 		ca := agenttest.NewCA(f)
 		f.CallAs(ca, "tester")
 		access := ca.Write("access", "clients: {ads: {models: [wnd]}}\n")
-		variants, shares := f.Variants(20*time.Millisecond, agenttest.Twins), agenttest.SharesLanes("rm2:1x1+wnd:1x1")
+		variants, shares := f.Variants(20*time.Millisecond, agenttest.Twins),
+			agenttest.SharesLanes("rm2:1x1+wnd:1x1")
 		var agents []*agenttest.Member
 		for _, name := range []string{"a", "b"} {
 			agents = append(agents, f.Start(variants, shares, func(a agent.Inside) {
@@ -358,10 +367,11 @@ func TestSeesNoNeighbour(t *testing.T) {
 		set("wnd", 20)
 		ads := map[*agenttest.Member]*grpc.ClientConn{}
 		for _, a := range agents {
-			ads[a] = agenttest.DialSecurely(f, a.Host+":8001", ca.Client("ads"), grpc.WithContextDialer(
-				func(ctx context.Context, to string) (net.Conn, error) {
-					return f.Network.Dial(ctx, "client", to)
-				}))
+			ads[a] = agenttest.DialSecurely(f, a.Host+":8001", ca.Client("ads"),
+				grpc.WithContextDialer(
+					func(ctx context.Context, to string) (net.Conn, error) {
+						return f.Network.Dial(ctx, "client", to)
+					}))
 			defer ads[a].Close()
 		}
 		ctx, cancel := context.WithCancel(f.Context())
@@ -497,10 +507,11 @@ func ofGone(f *agenttest.Fleet, conn *grpc.ClientConn) map[string]string {
 			said[way] = err.Error()
 		}
 	}
-	infer, err := oip.ModelInfer(f.Context(), agenttest.Asks("gone", 0))
+	infer, err := oip.ModelInfer(f.Context(), agenttest.NewRequest("gone", 0))
 	told("query", infer, err)
 	infer, err = oip.ModelInfer(metadata.AppendToOutgoingContext(f.Context(), control.AttemptHeader,
-		control.Attempt{Gateway: 9, Sequence: 1, Attempt: 1}.String()), agenttest.Asks("gone", 0))
+		control.Attempt{Gateway: 9, Sequence: 1, Attempt: 1}.String()),
+		agenttest.NewRequest("gone", 0))
 	told("attempt", infer, err)
 	described, err := oip.ModelMetadata(f.Context(), &inference.ModelMetadataRequest{Name: "gone"})
 	told("metadata", described, err)
@@ -514,7 +525,7 @@ func ofGone(f *agenttest.Fleet, conn *grpc.ClientConn) map[string]string {
 	if err != nil {
 		f.Fatal(err)
 	}
-	if err := stream.Send(agenttest.Asks("gone", 0)); err != nil {
+	if err := stream.Send(agenttest.NewRequest("gone", 0)); err != nil {
 		f.Fatal(err)
 	}
 	answer, err := stream.Recv()

@@ -103,7 +103,7 @@ func watchInBackground(b *testing.B, address string, sdk bool, received, message
 	if err != nil {
 		b.Fatal(err)
 	}
-	var watched control.Watched
+	var watched control.ViewBuilder
 	take := func(v *control.View) error { // as an SDK does, connections to members left out
 		changed, err := watched.Take(v)
 		if changed {

@@ -78,7 +78,7 @@ func TestHang(t *testing.T) {
 		h.hang("models/a")
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
-		running.Go(func() { b.Run(ctx) })
+		running.Go(func() { b.FollowStore(ctx) })
 		defer running.Wait()
 		defer stop()
 		asked, cancel := context.WithTimeout(ctx, 2*long)
@@ -144,7 +144,7 @@ func TestOpenedLate(t *testing.T) {
 				return store.New(late, "store"), nil
 			}
 		})
-		b.Run(ctx)
+		b.FollowStore(ctx)
 		if !late.closed {
 			t.Error("the store is open")
 		}
@@ -222,7 +222,8 @@ func TestHear(t *testing.T) {
 		if known := all[0].Known(f); len(known) != 1 || known["b"].All {
 			t.Errorf("b fetches it: got %v", known)
 		}
-		servers["a"].File(&control.FileRequest{Sha256: strings.Repeat("0b", 32), Agent: "b"})
+		servers["a"].DescribeFile(&control.FileRequest{Sha256: strings.Repeat("0b", 32),
+			Agent: "b"})
 		if len(all[0].files) != 1 {
 			t.Error("a remembers who fetches a file that it does not fetch itself")
 		}
@@ -271,7 +272,7 @@ func TestStuck(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())
 			ended := make(chan struct{})
 			go func() {
-				b.Run(ctx)
+				b.FollowStore(ctx)
 				close(ended)
 			}()
 			time.Sleep(stalled + overdue)

@@ -146,7 +146,7 @@ const (
 	// stalled is how long a fetch may receive and write nothing before that is a fault. Chosen: all
 	// calls of a store end within a minute, and each wait for other agents in 20 s.
 	stalled = 5 * time.Minute
-	// endTime is how long Run waits at its end for what it has begun. Chosen: cancelled calls end
+	// endTime is how long FollowStore waits at its end for what it has begun. Chosen: cancelled calls end
 	// at once, but for those of a file system that hangs, and the agent's end must not wait for
 	// that.
 	endTime = 5 * time.Second
@@ -168,7 +168,7 @@ type Follower struct {
 	opened   atomic.Pointer[store.Store]
 	moved    atomic.Int64 // when bytes of any model last came or were read, in ms of Unix time
 
-	// The fields below belong to Run.
+	// The fields below belong to FollowStore.
 	index  map[string]*store.Entry   // as the store said last
 	unread map[string]error          // what it did not say
 	last   map[string]error          // what does not succeed
@@ -240,8 +240,8 @@ type ask struct {
 	answer chan error
 }
 
-// New returns a Follower. It opens the cache in the model directory, which must exist. Run closes
-// it when it ends.
+// New returns a Follower. It opens the cache in the model directory, which must exist. FollowStore
+// closes it when it ends.
 func New(config Config) (*Follower, error) {
 	cache, err := store.OpenCache(config.Dir, config.CacheBytes)
 	if err != nil {
@@ -305,7 +305,7 @@ func (f *Follower) releasedVersions(model string) []int64 {
 // Holds reports whether a model's folder is from the store.
 func (f *Follower) Holds(model string) bool { return f.cache.Holds(model) }
 
-// Store returns the store, nil until it has been opened. Run closes it when it ends.
+// Store returns the store, nil until it has been opened. FollowStore closes it when it ends.
 func (f *Follower) Store() *store.Store { return f.opened.Load() }
 
 func (f *Follower) modelOf(name string) *followedModel {
@@ -315,8 +315,8 @@ func (f *Follower) modelOf(name string) *followedModel {
 	return f.models[name]
 }
 
-// Run follows the store until ctx ends.
-func (f *Follower) Run(ctx context.Context) {
+// FollowStore follows the store until ctx ends.
+func (f *Follower) FollowStore(ctx context.Context) {
 	var running sync.WaitGroup
 	defer func() {
 		if !waitFor(&running, endTime) {

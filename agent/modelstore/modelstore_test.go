@@ -199,7 +199,7 @@ func TestFollow(t *testing.T) {
 		b.push("ncf", 1, 10)
 		ctx, stop := context.WithCancel(context.Background())
 		var running sync.WaitGroup
-		running.Go(func() { b.Run(ctx) })
+		running.Go(func() { b.FollowStore(ctx) })
 		defer running.Wait()
 		defer stop()
 		synctest.Wait()
@@ -329,7 +329,7 @@ func TestFollowReleases(t *testing.T) {
 		fails = errors.New("no release")
 		ctx, stop := context.WithCancel(context.Background())
 		var running sync.WaitGroup
-		running.Go(func() { b.Run(ctx) })
+		running.Go(func() { b.FollowStore(ctx) })
 		defer running.Wait()
 		defer stop()
 		synctest.Wait()
@@ -401,7 +401,7 @@ type conn struct {
 }
 
 func (c conn) Invoke(_ context.Context, _ string, in, out any, _ ...grpc.CallOption) error {
-	state := c.server.File(in.(*control.FileRequest))
+	state := c.server.DescribeFile(in.(*control.FileRequest))
 	to := out.(*control.FileState)
 	to.Has, to.All, to.Parts = state.Has, state.All, state.Parts
 	return nil
@@ -487,7 +487,7 @@ func TestPeers(t *testing.T) {
 		if err := fleet.servers["a"].ReadFile(bad, &stream{ctx: t.Context()}); err == nil {
 			t.Error("a name that leaves the cache: no error")
 		}
-		if s := fleet.servers["a"].File(&control.FileRequest{Sha256: "../x"}); s.GetHas() {
+		if s := fleet.servers["a"].DescribeFile(&control.FileRequest{Sha256: "../x"}); s.GetHas() {
 			t.Error("a name that leaves the cache is there")
 		}
 	})

@@ -253,9 +253,9 @@ func NewServer(f *Follower) *Server {
 	}
 }
 
-// File answers the call of the control protocol. An agent that asks because it fetches the file is
-// remembered.
-func (s *Server) File(req *control.FileRequest) *control.FileState {
+// DescribeFile answers the call of the control protocol. An agent that asks because it fetches the
+// file is remembered.
+func (s *Server) DescribeFile(req *control.FileRequest) *control.FileState {
 	if s == nil || s.follower == nil {
 		return &control.FileState{}
 	}

@@ -1,8 +1,8 @@
 // Package release keeps which versions of models are released, in every agent, and decides about
 // canaries while the agent leads.
 //
-// In come what other agents know ([Releases.Heard]), what people ask for ([Releases.Set]), and from
-// the term what the leader has counted. Out go the releases, to the agent's own parts
+// In come what other agents know ([Releases.AdoptReleases]), what people ask for ([Releases.Set]),
+// and from the term what the leader has counted. Out go the releases, to the agent's own parts
 // ([Config.Apply]), to the disk and to all members ([Term.Tell]). A release that was made holds
 // without a leader, and under the next one: of two of a model the newer one wins everywhere.
 //

@@ -254,13 +254,13 @@ func (r *Releases) Greet(m *control.WorkerMessage) { m.Releases = r.All() }
 
 // Hear takes what the leader says is released, which waits for no answer.
 func (r *Releases) Hear(m *control.LeaderMessage) (answers bool) {
-	r.Heard(m.GetReleases())
+	r.AdoptReleases(m.GetReleases())
 	return false
 }
 
-// Heard takes what another agent says is released, and reports whether any of it was news. The
-// caller must not change it afterwards. If this agent leads, all members are told.
-func (r *Releases) Heard(all []*control.Release) (news bool) {
+// AdoptReleases takes what another agent says is released, and reports whether any of it was news.
+// The caller must not change it afterwards. If this agent leads, all members are told.
+func (r *Releases) AdoptReleases(all []*control.Release) (news bool) {
 	if slices.EqualFunc(all, r.All(), func(a, b *control.Release) bool {
 		return a.GetModel() == b.GetModel() && !isNewer(a, b)
 	}) {

@@ -130,7 +130,7 @@ func TestBounded(t *testing.T) {
 	if !strings.Contains(log.String(), "wnd: number 9223372036854775807") {
 		t.Errorf("the log does not say what was left out: %s", &log)
 	}
-	r.Heard([]*control.Release{
+	r.AdoptReleases([]*control.Release{
 		{Model: "ncf", Number: 4, Current: 2, Why: long},
 		{Model: "ncf", Number: 1 << 62, Current: 2},
 		{Model: "wnd", Number: 1, Kept: 1 << 62, Current: 2},
@@ -359,8 +359,8 @@ func TestTwoLeaders(t *testing.T) {
 			}
 		}
 		first, second := sides[0].All(), sides[1].All()
-		sides[0].Heard(second)
-		sides[1].Heard(first)
+		sides[0].AdoptReleases(second)
+		sides[1].AdoptReleases(first)
 		if a, b := sides[0].Of("ncf"), sides[1].Of("ncf"); a != b {
 			t.Errorf("one side follows %+v, the other %+v", a, b)
 		}
@@ -406,7 +406,7 @@ func TestTakenBackWhileKept(t *testing.T) {
 			StateDir: t.TempDir(), Apply: func([]*control.Release) {}, Store: s,
 			Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler),
 		})
-		r.Heard([]*control.Release{{
+		r.AdoptReleases([]*control.Release{{
 			Model: "ncf", Number: 2, Kept: 2, Current: 3, Canary: 4, Share: .25, Previous: 1,
 		}})
 		ctx, stop := context.WithCancel(t.Context())

@@ -288,7 +288,7 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 // File says what this agent has of a file of the model store.
 func (s controlService) File(_ context.Context, req *control.FileRequest) (*control.FileState,
 	error) {
-	return s.config.Files.File(req), nil
+	return s.config.Files.DescribeFile(req), nil
 }
 
 // ReadFile sends a range of a file of the model store.

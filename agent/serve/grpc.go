@@ -343,7 +343,7 @@ func (s *Server) admitCall(ctx context.Context, info *tap.Info) (context.Context
 	}
 	if ctx, err = s.config.Guard.Count(ctx, info.FullMethodName); err != nil {
 		if isQuery && len(info.Header[control.AttemptHeader]) == 0 {
-			s.turnedAway("", "", err)
+			s.countRefusedEarly("", "", err)
 		}
 		return ctx, err
 	}
@@ -381,7 +381,7 @@ func (s *Server) withinIntake(ctx context.Context, header metadata.MD, err error
 	case len(header[control.AttemptHeader]) > 0:
 		err = asRefused(err)
 	default:
-		s.turnedAway("", "", err)
+		s.countRefusedEarly("", "", err)
 	}
 	return outcome.GRPC(err)
 }

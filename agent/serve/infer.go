@@ -83,9 +83,9 @@ func (s *Server) askedVersion(model, version string) (string, int64, time.Durati
 	return s.knownModel(model), 0, 0
 }
 
-// turnedAway counts a query of a client that is refused with err before all of it is read. model
-// and version are "" if they are not known.
-func (s *Server) turnedAway(model, version string, err error) {
+// countRefusedEarly counts a query of a client that is refused with err before all of it is read.
+// model and version are "" if they are not known.
+func (s *Server) countRefusedEarly(model, version string, err error) {
 	name, number := "", int64(0)
 	if model != "" {
 		name, number, _ = s.askedVersion(model, version)
@@ -153,7 +153,7 @@ func (s *Server) Follow(ctx context.Context) {
 		v := s.config.Members.View()
 		s.config.Gateway.SetView(v)
 		s.config.Gateway.SetLoads(s.config.Members.Loads())
-		seen = s.allowFleet(v, seen)
+		seen = s.raiseSizeLimits(v, seen)
 		s.alone.Store(len(v.Members) == 1)
 		select {
 		case <-changed:
@@ -164,10 +164,10 @@ func (s *Server) Follow(ctx context.Context) {
 	}
 }
 
-// allowFleet raises the limit on a query's size to the largest that any model in the fleet allows.
-// seen are the members handled by the last call, which it skips; it returns those to pass next
-// time.
-func (s *Server) allowFleet(v *control.View,
+// raiseSizeLimits raises the limit on a query's size to the largest that any model in the fleet
+// allows. seen are the members handled by the last call, which it skips; it returns those to pass
+// next time.
+func (s *Server) raiseSizeLimits(v *control.View,
 	seen map[*control.Member]bool) map[*control.Member]bool {
 	now := make(map[*control.Member]bool, len(v.Members))
 	for _, member := range v.Members {

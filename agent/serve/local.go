@@ -21,8 +21,8 @@ import (
 // worker and gateway is the same for this agent as for another. Messages are copied, except the
 // tensors of queries and answers. It may be used concurrently once the services are registered.
 type Local struct {
-	unary   map[string]localUnary
-	streams map[string]localStreaming
+	unary   map[string]localUnaryMethod
+	streams map[string]localStreamMethod
 	// intercept is the server's interceptor, which gives errors their codes.
 	intercept grpc.UnaryServerInterceptor
 	// server answers InferAlone.
@@ -32,12 +32,12 @@ type Local struct {
 	running sync.WaitGroup // handlers of streams
 }
 
-type localUnary struct {
+type localUnaryMethod struct {
 	service any
 	handle  grpc.MethodHandler
 }
 
-type localStreaming struct {
+type localStreamMethod struct {
 	service any
 	handle  grpc.StreamHandler
 }
@@ -46,7 +46,8 @@ type localStreaming struct {
 // services. The end of closing ends all its streams.
 func NewLocal(closing context.Context) *Local {
 	return &Local{
-		unary: map[string]localUnary{}, streams: map[string]localStreaming{}, closing: closing,
+		unary: map[string]localUnaryMethod{}, streams: map[string]localStreamMethod{},
+		closing: closing,
 	}
 }
 
@@ -57,12 +58,12 @@ func (c *Local) Close() { c.running.Wait() }
 // RegisterService implements [grpc.ServiceRegistrar].
 func (c *Local) RegisterService(desc *grpc.ServiceDesc, service any) {
 	for _, m := range desc.Methods {
-		c.unary["/"+desc.ServiceName+"/"+m.MethodName] = localUnary{
+		c.unary["/"+desc.ServiceName+"/"+m.MethodName] = localUnaryMethod{
 			service, grpc.MethodHandler(m.Handler),
 		}
 	}
 	for _, s := range desc.Streams {
-		c.streams["/"+desc.ServiceName+"/"+s.StreamName] = localStreaming{service, s.Handler}
+		c.streams["/"+desc.ServiceName+"/"+s.StreamName] = localStreamMethod{service, s.Handler}
 	}
 }
 

@@ -185,7 +185,7 @@ func (s service) answerStreamed(r *streamQuery, req *oip.Request,
 		if attempt {
 			s.config.Worker.CutOff(r, r.header[control.AttemptHeader][0], r.arrival)
 		} else {
-			s.turnedAway("", "", err)
+			s.countRefusedEarly("", "", err)
 		}
 		return nil, err
 	}

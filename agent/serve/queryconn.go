@@ -34,7 +34,7 @@ const lookAgain = 250 * time.Millisecond
 // serves its queries as ModelInfer calls; one more looks after them while there are any.
 type queryConns struct {
 	server  *Server
-	handler localUnary // of ModelInfer, with the bounds on its messages
+	handler localUnaryMethod // of ModelInfer, with the bounds on its messages
 	running sync.WaitGroup
 
 	stopped chan struct{} // closed by stop: connections end when they have no query
@@ -87,7 +87,7 @@ func (c *queryConns) RegisterService(desc *grpc.ServiceDesc, service any) {
 	i := slices.IndexFunc(desc.Methods, func(m grpc.MethodDesc) bool {
 		return m.MethodName == "ModelInfer"
 	})
-	c.handler = localUnary{service, grpc.MethodHandler(desc.Methods[i].Handler)}
+	c.handler = localUnaryMethod{service, grpc.MethodHandler(desc.Methods[i].Handler)}
 }
 
 // serve serves the queries of a connection, and blocks until it has ended. It owns the connection.

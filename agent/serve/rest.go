@@ -307,7 +307,7 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	defer charge.Only(0)
 	query, err := r.receiveQuery(req, charge)
 	if err != nil {
-		r.turnedAway(req.PathValue("model"), req.PathValue("version"), err)
+		r.countRefusedEarly(req.PathValue("model"), req.PathValue("version"), err)
 		return err
 	}
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {

@@ -26,8 +26,8 @@ import (
 	"github.com/muster-serve/muster/models"
 )
 
-// Leading is the part of the agent that leads when elected. Its methods may be called concurrently.
-type Leading interface {
+// Leader is the part of the agent that leads when elected. Its methods may be called concurrently.
+type Leader interface {
 	control.Elections
 	// Match serves the Match stream of a gateway, and blocks until it ends.
 	Match(control.Stream[control.MatchMessage, control.GatewayMessage]) error
@@ -40,9 +40,9 @@ type Leading interface {
 	Place(ctx context.Context, req *control.PlaceRequest, by string) (*control.PlaceResponse, error)
 }
 
-// Renting is the part of the agent that rents while this agent leads. The errors have the code to
+// Renter is the part of the agent that rents while this agent leads. The errors have the code to
 // answer with. Its methods may be called concurrently.
-type Renting interface {
+type Renter interface {
 	// State returns what this agent rents as the leader, Set changes what is desired of it.
 	State() (*control.FleetState, error)
 	Set(*control.SetFleetRequest) (*control.FleetState, error)
@@ -65,10 +65,10 @@ type Config struct {
 	Keyring *members.Keyring
 	Worker  *worker.Worker
 	Counts  *Counts
-	Leading Leading
+	Leading Leader
 	// Leadership tells which leader this agent follows.
-	Leadership members.Leading
-	Renting    Renting
+	Leadership members.LeadershipSource
+	Renting    Renter
 	Releases   Releases
 	Gateway    *client.Gateway // this agent's gateway
 	Shadows    *shadow.Comparer

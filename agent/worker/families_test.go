@@ -24,8 +24,8 @@ import (
 	"github.com/muster-serve/muster/client"
 )
 
-// TestFamily: any agent answers queries for a family whose variants are on two agents, with a leader
-// and without, and says which variant answered.
+// TestFamily: any agent answers queries for a family whose variants are on two agents, with a
+// leader and without, and says which variant answered.
 func TestFamily(t *testing.T) {
 	for _, role := range []string{"may", "never"} {
 		t.Run("leader "+role, func(t *testing.T) {
@@ -62,7 +62,7 @@ func tellsFamily(f *agenttest.Fleet, agents []*agenttest.Member) {
 	if failed := before.GetFamilies()[0]; failed.GetFamily() != "rank" {
 		f.Fatalf("families: %v, want rank", before.GetFamilies())
 	}
-	late := agenttest.Asks("rank", 0) // it cannot be answered in time, and reaches no variant
+	late := agenttest.NewRequest("rank", 0) // it cannot be answered in time, and reaches no variant
 	late.Parameters = map[string]*inference.InferParameter{"timeout": {
 		ParameterChoice: &inference.InferParameter_Int64Param{Int64Param: 1}}}
 	if _, err := agents[1].OIP.ModelInfer(f.Context(), late); err == nil {
@@ -97,7 +97,8 @@ func tellsFamily(f *agenttest.Fleet, agents []*agenttest.Member) {
 		for _, family := range all {
 			if name := family.GetName(); slices.Contains(agenttest.MetricsOfFamilies, name) &&
 				agenttest.TypeAndLabels(family) != documented[name] {
-				f.Errorf("%s is a %q, docs/metrics.md has %q", name, agenttest.TypeAndLabels(family),
+				f.Errorf("%s is a %q, docs/metrics.md has %q", name,
+					agenttest.TypeAndLabels(family),
 					documented[name])
 			}
 			for _, m := range family.GetMetric() {
@@ -131,7 +132,7 @@ func answersFamily(f *agenttest.Fleet, a *agenttest.Member) {
 		{.99, []string{"ncf/1 of 1"}},
 	} {
 		for range 10 {
-			resp, err := a.OIP.ModelInfer(f.Context(), agenttest.Asks("rank", c.least))
+			resp, err := a.OIP.ModelInfer(f.Context(), agenttest.NewRequest("rank", c.least))
 			if err != nil {
 				f.Fatalf("%s, least %v: %v", a.Host, c.least, err)
 			}
@@ -146,7 +147,7 @@ func answersFamily(f *agenttest.Fleet, a *agenttest.Member) {
 		}
 	}
 	// A model's own name pins it, and its answer says no more than that it is emulated.
-	resp, err := a.OIP.ModelInfer(f.Context(), agenttest.Asks("ncf-int8", 0))
+	resp, err := a.OIP.ModelInfer(f.Context(), agenttest.NewRequest("ncf-int8", 0))
 	if err != nil || resp.GetModelName() != "ncf-int8" || resp.GetModelVersion() != "1" ||
 		len(resp.GetParameters()) != 1 || !resp.GetParameters()["emulated"].GetBoolParam() {
 		f.Errorf("%s: ncf-int8 by name: %v, %v", a.Host, resp, err)
@@ -158,10 +159,10 @@ func answersFamily(f *agenttest.Fleet, a *agenttest.Member) {
 	}{
 		{&inference.ModelInferRequest{ModelName: "rank", ModelVersion: "1"}, codes.InvalidArgument,
 			`version "1" of "rank", which is a family`},
-		{agenttest.Asks("rank", 1.5), codes.InvalidArgument, "least_accuracy is 1.5"},
-		{agenttest.Asks("rank", -1), codes.InvalidArgument, "least_accuracy is -1"},
-		{agenttest.Asks("ncf-int8", .99), codes.NotFound, "does not reach min_accuracy 0.99"},
-		{agenttest.Asks("rang", 0), codes.NotFound, "families: rank"},
+		{agenttest.NewRequest("rank", 1.5), codes.InvalidArgument, "least_accuracy is 1.5"},
+		{agenttest.NewRequest("rank", -1), codes.InvalidArgument, "least_accuracy is -1"},
+		{agenttest.NewRequest("ncf-int8", .99), codes.NotFound, "does not reach min_accuracy 0.99"},
+		{agenttest.NewRequest("rang", 0), codes.NotFound, "families: rank"},
 	} {
 		_, err := a.OIP.ModelInfer(f.Context(), c.req)
 		if status.Code(err) != c.code || !strings.Contains(err.Error(), c.want) {
@@ -300,17 +301,17 @@ func TestFamilyNameAtWorker(t *testing.T) {
 		}
 		for range 20 { // it learns how long they take
 			for name := range map[string]bool{"ncf": true, "ncf-int8": true} {
-				if _, err := attempt(0, agenttest.Asks(name, 0)); err != nil {
+				if _, err := attempt(0, agenttest.NewRequest(name, 0)); err != nil {
 					f.Fatal(err)
 				}
 			}
 		}
-		resp, err := attempt(0, agenttest.Asks("rank", 0))
+		resp, err := attempt(0, agenttest.NewRequest("rank", 0))
 		if err != nil || resp.GetModelName() != "rank" ||
 			resp.GetParameters()["variant"].GetStringParam() != "ncf" {
 			f.Errorf("got %v, %v, want the answer of ncf", resp, err)
 		}
-		req := agenttest.Asks("rank", 0)
+		req := agenttest.NewRequest("rank", 0)
 		req.ModelVersion = "1"
 		if _, err := attempt(0, req); status.Code(err) != codes.InvalidArgument {
 			f.Errorf("with a version: %v, want InvalidArgument", err)
@@ -327,7 +328,8 @@ func TestFamilyNames(t *testing.T) {
 		want, model, why string
 		state            string
 	}{
-		{"a family with the name of another's model", map[string]string{"rank": ""}, agenttest.Coarse,
+		{"a family with the name of another's model", map[string]string{"rank": ""},
+			agenttest.Coarse,
 			"ncf-int8", "ncf-int8", `family "rank" has the name of a model of agent`, "READY"},
 		{"a model with the name of another's family", agenttest.Exact,
 			map[string]string{"rank": "", "din": ""}, "din", "rank",
@@ -335,7 +337,8 @@ func TestFamilyNames(t *testing.T) {
 		{"another QoS target", agenttest.Exact, map[string]string{
 			"ncf-int8": "qos_target_ms: 7\nfamily: rank\n",
 		}, "ncf-int8", "ncf-int8", `qos_target_ms is 7, 5 in ncf of agent`, "READY"},
-		{"too inaccurate", agenttest.Exact, map[string]string{"ncf-int8": "family: rank\naccuracy: .044\n"},
+		{"too inaccurate", agenttest.Exact,
+			map[string]string{"ncf-int8": "family: rank\naccuracy: .044\n"},
 			"ncf-int8", "ncf-int8", `accuracy is 0.044, less than 0.5 of the best one's, 1; ` +
 				`make a more accurate`, "READY"},
 	} {
@@ -370,10 +373,11 @@ func TestFamilyNames(t *testing.T) {
 				log := agents[1].Log.String()
 				if strings.Count(log, "is not served as its model.yaml says") != 1 ||
 					!strings.Contains(log, agents[0].Name()) {
-					f.Errorf("log: %s\nwant one warning, and one line that names %s", log, agents[0].Name())
+					f.Errorf("log: %s\nwant one warning, and one line that names %s", log,
+						agents[0].Name())
 				}
 				// The name goes on meaning what it meant.
-				resp, err := agents[1].OIP.ModelInfer(f.Context(), agenttest.Asks("rank", 0))
+				resp, err := agents[1].OIP.ModelInfer(f.Context(), agenttest.NewRequest("rank", 0))
 				if err != nil || resp.GetModelName() != "rank" {
 					f.Errorf("query for rank: %v, %v", resp, err)
 				}

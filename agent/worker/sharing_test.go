@@ -38,7 +38,8 @@ func TestLanesMove(t *testing.T) {
 				var agents []*agenttest.Member
 				variants := f.Variants(20*time.Millisecond, agenttest.Twins)
 				for range n {
-					agents = append(agents, f.Start(variants, agenttest.SharesLanes("rm2:2x1+wnd:1x1")))
+					agents = append(agents, f.Start(variants,
+						agenttest.SharesLanes("rm2:2x1+wnd:1x1")))
 				}
 				f.Settled(agents...)
 				f.Led(agents...)
@@ -51,7 +52,8 @@ func TestLanesMove(t *testing.T) {
 					return ""
 				})
 				set, stop := f.Offers(agents...)
-				many, few := 46*n, 10*n // queries/s; a lane serves 50, but in time only half as many
+				// queries/s; a lane serves 50, but in time only half as many
+				many, few := 46*n, 10*n
 				set("rm2", many)
 				set("wnd", few)
 				time.Sleep(4 * time.Second)
@@ -99,8 +101,8 @@ func TestLanesMove(t *testing.T) {
 	}
 }
 
-// TestPlacedPartitions: agents come to layouts of several partitions that the leader says, and back,
-// while queries come, and none fails.
+// TestPlacedPartitions: agents come to layouts of several partitions that the leader says, and
+// back, while queries come, and none fails.
 func TestPlacedPartitions(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long")
@@ -154,9 +156,9 @@ func TestPlacedPartitions(t *testing.T) {
 	})
 }
 
-// TestMeasuredSlowdowns: what is learned of models beside others starts from the measured slowdowns,
-// at the agent and at its leader, and what was measured of other models or machines is refused by
-// name.
+// TestMeasuredSlowdowns: what is learned of models beside others starts from the measured
+// slowdowns, at the agent and at its leader, and what was measured of other models or machines is
+// refused by name.
 func TestMeasuredSlowdowns(t *testing.T) {
 	agenttest.InFleet(t, func(f *agenttest.Fleet) {
 		variants := f.Variants(20*time.Millisecond, agenttest.Twins)
@@ -234,7 +236,8 @@ func TestLayoutsGoOn(t *testing.T) {
 		{"rm2:1x1/4w+wnd:1x1", "the agent cannot partition the cache|cannot be divided"},
 	} {
 		agenttest.InFleet(t, func(f *agenttest.Fleet) {
-			if strings.Contains(c.layout, "w+") && (machine < 2 || isolate.Open().Limits().Ways > 0) {
+			if strings.Contains(c.layout, "w+") && (machine < 2 ||
+				isolate.Open().Limits().Ways > 0) {
 				f.Skip("this machine has one core, or can divide its cache")
 			}
 			a := f.Start(f.Variants(time.Millisecond, agenttest.Twins), func(a agent.Inside) {
@@ -253,7 +256,8 @@ func TestLayoutsGoOn(t *testing.T) {
 				}
 			}
 			for model := range agenttest.Twins {
-				if _, err := a.OIP.ModelInfer(f.Context(), agenttest.Asks(model, 0)); err != nil {
+				if _, err := a.OIP.ModelInfer(f.Context(), agenttest.NewRequest(model,
+					0)); err != nil {
 					f.Errorf("%s: %v", model, err)
 				}
 			}
@@ -298,7 +302,7 @@ func TestPairTooLarge(t *testing.T) {
 			!strings.Contains(state.GetWhy(), "ncf-int8 would take") {
 			f.Errorf("%v", state)
 		}
-		if _, err := a.OIP.ModelInfer(f.Context(), agenttest.Asks("ncf", 0)); err != nil {
+		if _, err := a.OIP.ModelInfer(f.Context(), agenttest.NewRequest("ncf", 0)); err != nil {
 			f.Error(err)
 		}
 	})

@@ -123,7 +123,7 @@ type Config struct {
 	Slowdowns profiles.Slowdowns // measured; nil: none
 	Host      Host
 	// Leading tells which leader this agent follows.
-	Leading members.Leading
+	Leading members.LeadershipSource
 	Fleet   Fleet
 	Health  Health
 	Callers Callers

@@ -231,10 +231,10 @@ func (c *Changes) nextProfiles(profiles []*Profile, change *View) {
 	}
 }
 
-// Heard returns a change with the members' loads that are new since the last call. If none is, the
-// change has only a revision, which shows watchers that the sender lives. Next must have been
+// NextLoads returns a change with the members' loads that are new since the last call. If none is,
+// the change has only a revision, which shows watchers that the sender lives. Next must have been
 // called before.
-func (c *Changes) Heard(loads []HeardLoad, now time.Time) *View {
+func (c *Changes) NextLoads(loads []HeardLoad, now time.Time) *View {
 	change := &View{AheadNs: c.view.AheadNs}
 	for _, l := range loads {
 		if c.members[l.Agent] != nil && c.loads[l.Agent].LaneLoad != l.LaneLoad {
@@ -269,9 +269,9 @@ func (c *Changes) Whole(now time.Time) *View {
 // Revision returns the revision of the last step; 0 before the first.
 func (c *Changes) Revision() uint64 { return c.revision }
 
-// A Watched builds a view from the messages of a Watch stream. The zero value is ready for the
+// A ViewBuilder builds a view from the messages of a Watch stream. The zero value is ready for the
 // first message. It is not safe for concurrent use.
-type Watched struct {
+type ViewBuilder struct {
 	view     *View
 	members  map[string]*Member
 	models   map[uint64]*Model
@@ -279,13 +279,13 @@ type Watched struct {
 }
 
 // Take applies the next message of the stream, a change or a whole view, which belongs to the
-// Watched afterwards. It reports whether the view has changed; loads are not a part of it. After an
-// error the caller must open a new Watch stream.
-func (w *Watched) Take(v *View) (changed bool, err error) {
+// ViewBuilder afterwards. It reports whether the view has changed; loads are not a part of it.
+// After an error the caller must open a new Watch stream.
+func (w *ViewBuilder) Take(v *View) (changed bool, err error) {
 	before := w.view
 	whole := v.GetBase() == 0
 	if whole {
-		*w = Watched{
+		*w = ViewBuilder{
 			members: map[string]*Member{}, models: map[uint64]*Model{},
 			profiles: map[names.TableKey]*Profile{},
 		}
@@ -331,7 +331,7 @@ func (w *Watched) Take(v *View) (changed bool, err error) {
 	return whole || v.GetAheadNs() != before.GetAheadNs() || v.hasChanges(), nil
 }
 
-func (w *Watched) takeMembers(v *View) error {
+func (w *ViewBuilder) takeMembers(v *View) error {
 	for _, m := range v.GetModels() {
 		w.models[m.GetNumber()] = m
 	}
@@ -362,7 +362,7 @@ func (w *Watched) takeMembers(v *View) error {
 }
 
 // addModels adds the models of the numbers, which are a member's, to all.
-func (w *Watched) addModels(m *Member, numbers []uint64, all []*Model) ([]*Model, error) {
+func (w *ViewBuilder) addModels(m *Member, numbers []uint64, all []*Model) ([]*Model, error) {
 	for _, number := range numbers {
 		model := w.models[number]
 		if model == nil {
@@ -376,4 +376,4 @@ func (w *Watched) addModels(m *Member, numbers []uint64, all []*Model) ([]*Model
 
 // View returns the current view, without loads; nil before the first message. It is never changed
 // later, and the caller must not change it.
-func (w *Watched) View() *View { return w.view }
+func (w *ViewBuilder) View() *View { return w.view }

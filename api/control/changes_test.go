@@ -135,7 +135,7 @@ func overWire(t *testing.T, v *View) *View {
 
 // A testWatcher knows of the fleet what it was sent.
 type testWatcher struct {
-	Watched
+	ViewBuilder
 	heard map[string]*LaneLoad // by member, as they were sent
 	at    map[string]time.Time
 }
@@ -216,7 +216,7 @@ func TestChanges(t *testing.T) {
 			}
 			emit(changes.Next(f.view()))
 			if f.rng.IntN(3) == 0 {
-				emit(changes.Heard(f.heard(), f.now))
+				emit(changes.NextLoads(f.heard(), f.now))
 			}
 			for i := range watchers {
 				switch f.rng.IntN(20) {
@@ -235,7 +235,7 @@ func TestChanges(t *testing.T) {
 			}
 		}
 		emit(changes.Next(f.view()))
-		emit(changes.Heard(f.heard(), f.now))
+		emit(changes.NextLoads(f.heard(), f.now))
 		for name := range changes.loads {
 			if f.members[name] == nil {
 				t.Errorf("seed %d: the load of %s is kept, which has left", seed, name)
@@ -324,10 +324,10 @@ func TestChangesOnce(t *testing.T) {
 			&LaneLoad{Agent: "nobody"}, time.Time{},
 		},
 	}
-	counted("two loads", c.Heard(loads, time.Time{}), 0, 0, 2)
+	counted("two loads", c.NextLoads(loads, time.Time{}), 0, 0, 2)
 	loads[1].LaneLoad = &LaneLoad{Agent: "b"}
-	counted("one is new", c.Heard(loads, time.Time{}), 0, 0, 1)
-	counted("none is", c.Heard(loads, time.Time{}), 0, 0, 0)
+	counted("one is new", c.NextLoads(loads, time.Time{}), 0, 0, 1)
+	counted("none is", c.NextLoads(loads, time.Time{}), 0, 0, 0)
 }
 
 // TestWatchedNonsense: what cannot be is an error.
@@ -346,7 +346,7 @@ func TestWatchedNonsense(t *testing.T) {
 			{Base: 2, Revision: 3, Members: []*Member{{Name: "a", Held: []uint64{7}}}},
 		},
 	} {
-		var w Watched
+		var w ViewBuilder
 		for i, v := range messages {
 			if _, err := w.Take(v); (err != nil) != (i == len(messages)-1) {
 				t.Errorf("%s: message %d: got %v", name, i, err)

@@ -1,6 +1,6 @@
 // Package control is the protocol between agents, and between agents and SDKs. It is generated from
 // control.proto. Written by hand are the protocol's versions, names and headers, and the
-// computation of a view's changes, for SDKs that watch the fleet ([Changes], [Watched]).
+// computation of a view's changes, for SDKs that watch the fleet ([Changes], [ViewBuilder]).
 package control
 
 import (
@@ -28,9 +28,9 @@ const (
 	// MergeHeader comes with AttemptHeader if the leader wants the lane to run the query together
 	// with others. Its value is Assign's "merge/merged".
 	MergeHeader = "muster-merge"
-	// JSONHeader comes with AttemptHeader if the client gets the answer as JSON. The worker then fails
-	// a query whose answer JSON cannot hold, where workers of before count it as answered. Its value
-	// is always "1".
+	// JSONHeader comes with AttemptHeader if the client gets the answer as JSON. The worker then
+	// fails a query whose answer JSON cannot hold, where workers of before count it as answered.
+	// Its value is always "1".
 	JSONHeader = "muster-json"
 	// remainingTrailer comes with a worker's answer: see [RemainingTrailer].
 	remainingTrailer = "muster-remaining-ns"
@@ -38,8 +38,8 @@ const (
 	LocalHeader = "muster-local"
 )
 
-// RemainingTrailer returns the trailer with which a worker says when a lane of its will be free: its
-// remaining time, >= 0, in nanoseconds.
+// RemainingTrailer returns the trailer with which a worker says when a lane of its will be free:
+// its remaining time, >= 0, in nanoseconds.
 func RemainingTrailer(d time.Duration) metadata.MD {
 	return metadata.Pairs(remainingTrailer, strconv.FormatInt(int64(d), 10))
 }
@@ -54,8 +54,8 @@ func RemainingOf(trailer metadata.MD) (d time.Duration, ok bool) {
 	return time.Duration(ns), err == nil && ns >= 0
 }
 
-// Numbering is the distance between the numbers of a gateway's queries; the numbers between are those
-// of parts.
+// Numbering is the distance between the numbers of a gateway's queries; the numbers between are
+// those of parts.
 const Numbering = 4
 
 // An Attempt is the content of AttemptHeader: one try of a gateway to have a query run.

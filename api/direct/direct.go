@@ -16,8 +16,8 @@ type Reader interface {
 	ReadOnReady(size int, pool mem.BufferPool) (buffer *[]byte, n int, err error)
 }
 
-// ReadOnReady calls conn's method, or if it has none does the same with a buffer that it holds while
-// it waits.
+// ReadOnReady calls conn's method, or if it has none does the same with a buffer that it holds
+// while it waits.
 func ReadOnReady(conn net.Conn, size int, pool mem.BufferPool) (*[]byte, int, error) {
 	if r, ok := conn.(Reader); ok {
 		return r.ReadOnReady(size, pool)
@@ -48,20 +48,21 @@ func (l listener) Accept() (net.Conn, error) {
 // Credentials returns c, for clients, with connections as Conn returns them. Unlike a dialer of our
 // own it leaves the choice of proxies and the socket's options to gRPC.
 func Credentials(c credentials.TransportCredentials) credentials.TransportCredentials {
-	return wrapped{c}
+	return directCredentials{c}
 }
 
-type wrapped struct {
+type directCredentials struct {
 	credentials.TransportCredentials
 }
 
 // ClientHandshake implements [credentials.TransportCredentials].
-func (w wrapped) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn,
+func (w directCredentials) ClientHandshake(ctx context.Context, authority string,
+	raw net.Conn) (net.Conn,
 	credentials.AuthInfo, error) {
 	return w.TransportCredentials.ClientHandshake(ctx, authority, Conn(raw))
 }
 
 // Clone implements [credentials.TransportCredentials].
-func (w wrapped) Clone() credentials.TransportCredentials {
-	return wrapped{w.TransportCredentials.Clone()}
+func (w directCredentials) Clone() credentials.TransportCredentials {
+	return directCredentials{w.TransportCredentials.Clone()}
 }

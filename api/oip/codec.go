@@ -29,8 +29,8 @@ type Encoded struct {
 }
 
 // A Wire is a message in its wire form, to send a message whose encoding has been looked at before:
-// gRPC ends a whole stream with a message that it cannot encode. It belongs to the connection, which
-// frees it.
+// gRPC ends a whole stream with a message that it cannot encode. It belongs to the connection,
+// which frees it.
 type Wire mem.BufferSlice
 
 // Encode returns m with its encoding. The caller must not change m afterwards.
@@ -53,7 +53,7 @@ func (Codec) Marshal(v any) (mem.BufferSlice, error) {
 	case *Response:
 		defer v.Release()
 		return v.marshal()
-	case *streamed:
+	case *streamResponse:
 		defer v.Release()
 		return v.marshal()
 	case *StreamedQuery:

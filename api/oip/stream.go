@@ -38,7 +38,7 @@ func (s InferStream) Send(resp *Response) error {
 	}
 	last[finalResponse] = true
 	resp.Parameters = last
-	err := s.SendMsg(&streamed{Response: resp})
+	err := s.SendMsg(&streamResponse{Response: resp})
 	if err != nil {
 		resp.Release()
 	}
@@ -47,7 +47,7 @@ func (s InferStream) Send(resp *Response) error {
 
 // SendError sends the error of a query with the given id in place of its answer; see [ErrorText].
 func (s InferStream) SendError(id, message string) error {
-	return s.SendMsg(&streamed{
+	return s.SendMsg(&streamResponse{
 		err: ErrorText(message),
 		Response: &Response{
 			ID: id, Parameters: map[string]any{finalResponse: true},
@@ -55,13 +55,13 @@ func (s InferStream) SendError(id, message string) error {
 	})
 }
 
-// A streamed is a ModelStreamInferResponse.
-type streamed struct {
+// A streamResponse is a ModelStreamInferResponse.
+type streamResponse struct {
 	*Response
 	err string
 }
 
-func (s *streamed) marshal() (mem.BufferSlice, error) {
+func (s *streamResponse) marshal() (mem.BufferSlice, error) {
 	answer, err := s.Response.marshal()
 	if err != nil {
 		return nil, err

@@ -107,7 +107,7 @@ func (s *State) Try(now time.Duration, there func(agent names.AgentName) bool) (
 	}
 	if l.round == nil || l.hasChanged() {
 		l.round, l.of = l.known.candidatesInOrder(l.lost), l.known
-		s.closeLink(len(l.round) > 0, now)
+		s.noteNoLink(len(l.round) > 0, now)
 	}
 	for len(l.round) > 0 {
 		agent, l.round = l.round[0], l.round[1:]
@@ -128,7 +128,7 @@ func (s *State) Tried(now time.Duration) {
 		l.pause = now-l.triedAt <= firstRetry
 	}
 	l.tried = ""
-	s.closeLink(true, now)
+	s.noteNoLink(true, now)
 }
 
 // hasChanged reports whether another agent leads than when the round began.
@@ -170,9 +170,9 @@ func (s *State) Patience(now time.Duration) time.Duration {
 	return s.heardAt + lostSilence - now
 }
 
-// closeLink notes that there is no link to a leader (any more). known says whether there is a known
-// leader or successor, which will be tried next.
-func (s *State) closeLink(known bool, now time.Duration) {
+// noteNoLink notes that there is no link to a leader (any more). known says whether there is a
+// known leader or successor, which will be tried next.
+func (s *State) noteNoLink(known bool, now time.Duration) {
 	lost := s.dropLink(now)
 	if known {
 		s.linkIs(linkOpening, lost)
@@ -227,8 +227,9 @@ func (s *State) submitAll(now time.Duration) {
 	}
 }
 
-// Heard takes a message of the leader, which has read received submits of this link so far.
-func (s *State) Heard(received uint64, now time.Duration) {
+// HandleLeaderMessage takes a message of the leader, which has read received submits of this link
+// so far.
+func (s *State) HandleLeaderMessage(received uint64, now time.Duration) {
 	if s.link < linkOpen {
 		return
 	}

@@ -324,7 +324,7 @@ func (r *run) tell(what func()) {
 			r.usual += (r.now - r.sent[n-1] - r.usual) / 8
 			r.acked, r.sent = read, r.sent[n:]
 		}
-		r.s.Heard(read, r.now)
+		r.s.HandleLeaderMessage(read, r.now)
 		what()
 		r.carryOut()
 	})

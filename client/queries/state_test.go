@@ -74,7 +74,7 @@ func TestSilence(t *testing.T) {
 	}
 	at(149, linkOpen)
 	at(151, linkSilent) // not one heartbeat
-	s.Heard(0, 160*ms)
+	s.HandleLeaderMessage(0, 160*ms)
 	at(161, linkOpen)
 	s.Arrive(&Query{}, 170*ms)
 	s.Arrive(&Query{}, 170*ms)
@@ -83,12 +83,12 @@ func TestSilence(t *testing.T) {
 		t.Errorf("3 ms before the leader is silent it is looked at again in %v", wait)
 	}
 	at(181, linkSilent)
-	s.Heard(1, 195*ms) // one of two
+	s.HandleLeaderMessage(1, 195*ms) // one of two
 	at(195, linkSilent)
 	if s.Inquire(195*ms) == nil {
 		t.Error("nothing is decided alone")
 	}
-	s.Heard(2, 200*ms)
+	s.HandleLeaderMessage(2, 200*ms)
 	at(200, linkOpen)
 	if s.Inquire(200*ms) != nil {
 		t.Error("something is decided alone")
@@ -98,7 +98,7 @@ func TestSilence(t *testing.T) {
 	for range 50 {
 		now += 30 * ms
 		s.Arrive(&Query{}, now)
-		s.Heard(s.submitted, now+30*ms)
+		s.HandleLeaderMessage(s.submitted, now+30*ms)
 	}
 	if got := s.maxSilence().Round(ms); got != 90*ms {
 		t.Errorf("the leader has %v, want 90ms", got)
@@ -318,7 +318,7 @@ func TestAnsweredUnderNewLeader(t *testing.T) {
 	for _, o := range []Outcome{Answered, Final} {
 		r := led(t)
 		c := r.arrive()
-		r.s.Heard(1, r.now)
+		r.s.HandleLeaderMessage(1, r.now)
 		r.s.HandleAssignment(Assign{Sequence: 4, Attempt: 1, Agent: "x", Lane: 2})
 		r.carryOut()
 		r.look(c)
@@ -381,7 +381,7 @@ func TestLeaderHeardAgain(t *testing.T) {
 			r.look(c)
 		}
 		r.up = nil // it has read that before
-		r.s.Heard(1, r.now)
+		r.s.HandleLeaderMessage(1, r.now)
 		r.carryOut()
 		m := r.told()
 		if s := m.Submit; len(s) != 1 || s[0].Agent != "agent-9" || s[0].Attempts != 1 ||

@@ -59,7 +59,7 @@ func BenchmarkLed(b *testing.B) {
 		q := &Query{}
 		s.Arrive(q, 0)
 		s.Message()
-		s.Heard(q.Sequence, 0)
+		s.HandleLeaderMessage(q.Sequence, 0)
 		s.HandleAssignment(Assign{Sequence: q.Sequence, Attempt: 1, Agent: "b"})
 		s.Take(q, 0)
 		s.Attempted(q, q.at.Attempt, Answered, nil, 0)

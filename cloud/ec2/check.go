@@ -84,7 +84,7 @@ func dryRun(name string, err error) error {
 func trial(kind rent.Kind) rent.Slot { return rent.Slot{Kind: kind} }
 
 func (p *Provider) tryFleet(ctx context.Context, kind rent.Kind, zones map[string]string) error {
-	overrides, _ := p.fleetOverrides(kind, zones, nil)
+	overrides, _ := p.launchTargets(kind, zones, nil)
 	in := p.fleetRequest(trial(kind), cloud.Spec{}, overrides, "")
 	in.ClientToken, in.DryRun = nil, aws.Bool(true)
 	_, err := p.aws.createFleet(ctx, in)

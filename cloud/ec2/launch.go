@@ -56,7 +56,7 @@ func (p *Provider) Launch(ctx context.Context, slot rent.Slot, spec cloud.Spec) 
 	if err != nil {
 		return rent.Instance{}, err
 	}
-	overrides, asked := p.fleetOverrides(slot.Kind, zones, spec.Zones)
+	overrides, asked := p.launchTargets(slot.Kind, zones, spec.Zones)
 	if len(overrides) == 0 {
 		return rent.Instance{}, &cloud.ErrShort{
 			Kind: slot.Kind, Zones: zoneList(zones),
@@ -153,8 +153,8 @@ func (p *Provider) launchTags(slot rent.Slot, spec cloud.Spec) []types.TagSpecif
 	return all
 }
 
-// fleetOverrides names the type and the subnets to ask, the preferred zones first, and those zones.
-func (p *Provider) fleetOverrides(kind rent.Kind, zones map[string]string, wanted []string) (
+// launchTargets names the type and the subnets to ask, the preferred zones first, and those zones.
+func (p *Provider) launchTargets(kind rent.Kind, zones map[string]string, wanted []string) (
 	list []types.FleetLaunchTemplateOverridesRequest, asked []string) {
 	if len(wanted) == 0 {
 		wanted = zoneList(zones)

@@ -88,12 +88,13 @@ func (b *priceBook) open(dir, region string, log *slog.Logger) {
 		log.Warn("cannot read the stored prices", "file", b.file, "error", err)
 		return
 	}
-	maps.DeleteFunc(kept, func(_ profiles.InstanceType, p price) bool { return !sound(p.USD) })
+	maps.DeleteFunc(kept,
+		func(_ profiles.InstanceType, p price) bool { return !isPlausiblePrice(p.USD) })
 	b.onDemand = kept
 }
 
-// sound reports whether a price can be one.
-func sound(usd float64) bool { return usd > 0 && usd < dearest && !math.IsNaN(usd) }
+// isPlausiblePrice reports whether a price can be one.
+func isPlausiblePrice(usd float64) bool { return usd > 0 && usd < dearest && !math.IsNaN(usd) }
 
 // knownPrice is what is known of a kind's price in a zone, without asking: on demand what AWS said
 // last, else the catalogue's; for spot the zone's, else the dearest zone's, else that on demand,
@@ -330,7 +331,7 @@ func parsePrices(list []string) (float64, error) {
 		for _, term := range product.Terms.OnDemand {
 			for _, d := range term.PriceDimensions {
 				usd, err := strconv.ParseFloat(d.PricePerUnit["USD"], 64)
-				if d.Unit == "Hrs" && err == nil && sound(usd) {
+				if d.Unit == "Hrs" && err == nil && isPlausiblePrice(usd) {
 					found[usd] = true
 				}
 			}
@@ -375,7 +376,7 @@ func (p *Provider) learnSpot(ctx context.Context, of []profiles.InstanceType) er
 		}
 		for _, s := range out.SpotPriceHistory {
 			usd, err := strconv.ParseFloat(aws.ToString(s.SpotPrice), 64)
-			if err != nil || !sound(usd) {
+			if err != nil || !isPlausiblePrice(usd) {
 				continue
 			}
 			kind := rent.Kind{Type: profiles.InstanceType(s.InstanceType), Market: rent.Spot}

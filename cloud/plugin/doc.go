@@ -32,8 +32,8 @@ const (
 	maxMargin = time.Second
 )
 
-// program is the name of the program of a provider.
-func program(name string) string { return "muster-" + name }
+// programName is the name of the program of a provider.
+func programName(name string) string { return "muster-" + name }
 
 // A Fleet is what a provider is told of the fleet that it rents for.
 type Fleet struct {

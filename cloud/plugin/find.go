@@ -10,7 +10,7 @@ import (
 // Find returns the path of the program of the provider with this name. It lies beside this program,
 // or in PATH. The error says where it was looked for, and what to do.
 func Find(name string) (string, error) {
-	file := program(name)
+	file := programName(name)
 	beside := "the directory of this program"
 	if own, err := os.Executable(); err == nil {
 		beside = filepath.Dir(own)

@@ -83,11 +83,11 @@ func (p *Provider) openProcess(ctx context.Context, opens bool) (*process, error
 	select {
 	case p.lock <- struct{}{}:
 	case <-ctx.Done():
-		return nil, fmt.Errorf("%s: %w", program(p.name), ctx.Err())
+		return nil, fmt.Errorf("%s: %w", programName(p.name), ctx.Err())
 	}
 	defer func() { <-p.lock }()
 	if p.closed {
-		return nil, fmt.Errorf("%s: closed", program(p.name))
+		return nil, fmt.Errorf("%s: closed", programName(p.name))
 	}
 	if p.running != nil {
 		select {
@@ -117,7 +117,7 @@ func (p *Provider) openProcess(ctx context.Context, opens bool) (*process, error
 	_, err := p.running.client.Open(ctx, &provider.OpenRequest{Fleet: p.fleet.toMessage()})
 	if own := failureOf(err); own != nil { // the next call asks again: what it reads may be another
 		p.running.answered, p.failed = true, 0
-		return nil, fmt.Errorf("%s: %w", program(p.name), own)
+		return nil, fmt.Errorf("%s: %w", programName(p.name), own)
 	}
 	if err != nil {
 		err = p.brokenError(p.running, err)
@@ -161,7 +161,7 @@ func (p *Provider) brokenError(of *process, err error) error {
 	case <-of.ended:
 		return of.exit
 	case <-time.After(endTimeout): // a connection breaks a little before its process has ended
-		return fmt.Errorf("%s: %s", program(p.name), status.Convert(err).Message())
+		return fmt.Errorf("%s: %s", programName(p.name), status.Convert(err).Message())
 	}
 }
 
@@ -190,9 +190,9 @@ func (p *Provider) callProcess(ctx context.Context, opens bool,
 		p.noteAnswer(running)
 		return own
 	case errors.Is(ctx.Err(), context.Canceled):
-		return fmt.Errorf("%s: %w", program(p.name), context.Canceled)
+		return fmt.Errorf("%s: %w", programName(p.name), context.Canceled)
 	case status.Code(err) == codes.DeadlineExceeded:
-		err = fmt.Errorf("%s does not answer: %w", program(p.name), context.DeadlineExceeded)
+		err = fmt.Errorf("%s does not answer: %w", programName(p.name), context.DeadlineExceeded)
 		if time.Since(began) >= minTime {
 			p.abandonProcess(running, err)
 		}
@@ -203,7 +203,7 @@ func (p *Provider) callProcess(ctx context.Context, opens bool,
 		return err
 	}
 	// Such as a call that another version of the provider does not have.
-	return fmt.Errorf("%s: %s", program(p.name), status.Convert(err).Message())
+	return fmt.Errorf("%s: %s", programName(p.name), status.Convert(err).Message())
 }
 
 // noteAnswer notes that a process has answered.
@@ -244,7 +244,7 @@ func (p *Provider) List(ctx context.Context) (list []rent.Instance, err error) {
 	for _, m := range answer.GetInstances() {
 		i, err := instanceOf(m)
 		if err != nil {
-			return nil, fmt.Errorf("%s: list: %w", program(p.name), err)
+			return nil, fmt.Errorf("%s: list: %w", programName(p.name), err)
 		}
 		list = append(list, i)
 	}
@@ -266,7 +266,7 @@ func (p *Provider) Launch(ctx context.Context, slot rent.Slot, spec cloud.Spec) 
 	}
 	i, err := instanceOf(answer.GetInstance())
 	if err != nil {
-		return rent.Instance{}, fmt.Errorf("%s: launch: %w", program(p.name), err)
+		return rent.Instance{}, fmt.Errorf("%s: launch: %w", programName(p.name), err)
 	}
 	return i, nil
 }

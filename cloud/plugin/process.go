@@ -65,7 +65,7 @@ func startProcess(ctx context.Context, name, path string, log *slog.Logger) (*pr
 	_ = cmd.Stdout.(*os.File).Close()
 	if err != nil {
 		_ = pipes.Close()
-		return nil, fmt.Errorf("start %s: %w", program(name), err)
+		return nil, fmt.Errorf("start %s: %w", programName(name), err)
 	}
 	p := &process{kill: func() { _ = cmd.Process.Kill() }, ended: make(chan struct{})}
 	go func() {
@@ -108,7 +108,7 @@ func exitError(name string, err error, said string) error {
 	if said != "" {
 		how += ": " + said
 	}
-	return fmt.Errorf("%s has ended: %s", program(name), how)
+	return fmt.Errorf("%s has ended: %s", programName(name), how)
 }
 
 // readGreeting reads and checks the greeting.
@@ -121,10 +121,10 @@ func (p *process) readGreeting(ctx context.Context, name string, pipes *stdio,
 	line, err := pipes.reader.(*bufio.Reader).ReadSlice('\n')
 	if timed.Err() != nil {
 		if ctx.Err() == context.Canceled {
-			return fmt.Errorf("start %s: %w", program(name), context.Canceled)
+			return fmt.Errorf("start %s: %w", programName(name), context.Canceled)
 		}
 		return fmt.Errorf("%s does not greet within %v: want a line that begins with %q",
-			program(name), time.Since(began).Round(time.Millisecond), greeting)
+			programName(name), time.Since(began).Round(time.Millisecond), greeting)
 	}
 	text := strings.TrimSuffix(string(line), "\n")
 	if err == io.EOF {
@@ -139,14 +139,14 @@ func (p *process) readGreeting(ctx context.Context, name string, pipes *stdio,
 	words := strings.Fields(text)
 	if err != nil || len(words) != 4 || words[0] != greeting {
 		return fmt.Errorf("%s does not greet as a provider of Muster does: its first words are "+
-			"%.80q", program(name), text)
+			"%.80q", programName(name), text)
 	}
 	switch {
 	case words[2] != name:
-		return fmt.Errorf("%s is the provider %.40q, want %s", program(name), words[2], name)
+		return fmt.Errorf("%s is the provider %.40q, want %s", programName(name), words[2], name)
 	case words[1] != fmt.Sprint(protocol):
 		return fmt.Errorf("%s %.40s speaks protocol %.10s, and muster %s protocol %d: install both "+
-			"of the same version, and restart the agent", program(name), words[3], words[1],
+			"of the same version, and restart the agent", programName(name), words[3], words[1],
 			version.Current(), protocol)
 	case words[3] != version.Current():
 		log.Warn("the provider has another version than the agent; restart the agent to have one",
@@ -160,7 +160,7 @@ func (p *process) connect(name string, conn net.Conn) {
 	given := make(chan net.Conn, 1)
 	given <- conn
 	// NewClient fails only for options that are wrong.
-	p.conn, _ = grpc.NewClient("passthrough:///"+program(name),
+	p.conn, _ = grpc.NewClient("passthrough:///"+programName(name),
 		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithIdleTimeout(0),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage),

@@ -39,7 +39,8 @@ type Program struct {
 func Serve(p Program) (status int) {
 	if len(os.Args) > 1 {
 		if len(os.Args) == 2 && strings.TrimLeft(os.Args[1], "-") == "version" {
-			fmt.Printf("%s %s %s %s/%s\n", program(p.Name), version.Current(), runtime.Version(),
+			fmt.Printf("%s %s %s %s/%s\n", programName(p.Name), version.Current(),
+				runtime.Version(),
 				runtime.GOOS, runtime.GOARCH)
 			return 0
 		}
@@ -77,7 +78,7 @@ func (p Program) refusal(said string) string {
 		return refusalByHand(p.Name)
 	case words[1] != fmt.Sprint(protocol):
 		return fmt.Sprintf("%s %s speaks protocol %d, and muster %s asks for protocol %s: install "+
-			"both of the same version", program(p.Name), version.Current(), protocol, words[2],
+			"both of the same version", programName(p.Name), version.Current(), protocol, words[2],
 			words[1])
 	}
 	return ""
@@ -85,8 +86,8 @@ func (p Program) refusal(said string) string {
 
 func refusalByHand(name string) string {
 	return fmt.Sprintf("%s is a part of Muster, and not run by hand: muster starts it where "+
-		"fleet.yaml has a section %s. \"%s --version\" shows its version.", program(name), name,
-		program(name))
+		"fleet.yaml has a section %s. \"%s --version\" shows its version.", programName(name), name,
+		programName(name))
 }
 
 // serveConn serves the program's provider on one connection until that is closed.

@@ -42,7 +42,7 @@ signals are ignored, and the agent serves on if nobody reads its log.`,
 				return err
 			}
 			if err := settings.validate(); err != nil {
-				return misuse.Of(err)
+				return misuse.Wrap(err)
 			}
 			handler, err := settings.logHandler(cmd.ErrOrStderr())
 			if err != nil {

@@ -96,7 +96,7 @@ ends with status 130.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(cmd); err != nil {
-				return misuse.Of(err)
+				return misuse.Wrap(err)
 			}
 			return o.run(cmd)
 		},
@@ -208,7 +208,7 @@ func (o *benchOptions) load(cmd *cobra.Command) (*load.Load, error) {
 func (o *benchOptions) run(cmd *cobra.Command) error {
 	l, err := o.load(cmd)
 	if err != nil {
-		return misuse.Of(err)
+		return misuse.Wrap(err)
 	}
 	c, err := o.open(cmd.ErrOrStderr())
 	if err != nil {

@@ -72,7 +72,7 @@ it as a flag.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			origins, err := settings.Resolve(cmd, allSettings())
 			if err = errors.Join(err, agent.validate()); err != nil {
-				return misuse.Of(err)
+				return misuse.Wrap(err)
 			}
 			if asJSON {
 				return terminal.PrintJSON(cmd.OutOrStdout(), settings.List(cmd.Flags(), origins))

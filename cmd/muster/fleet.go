@@ -46,7 +46,7 @@ to the profile of its type), so these are missing while there is no leader.`,
 				return err
 			}
 			if !asJSON {
-				terminal.SanitizeMessage(status)
+				terminal.SanitizeFields(status)
 				return fleetview.Print(cmd.OutOrStdout(), status)
 			}
 			status.View.Profiles = nil // long, and not part of a status

@@ -64,7 +64,7 @@ or as FILE.npz, written by NumPy, with an array for each input.`,
 			var query *oip.Request
 			if input != "" {
 				query, err = inputs.ReadOne(input, cmd.InOrStdin())
-				err = misuse.Of(err)
+				err = misuse.Wrap(err)
 			} else {
 				query, err = randomQuery(ctx, cmd.ErrOrStderr(), c, args[0], version, batchSize,
 					seed)

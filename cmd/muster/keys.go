@@ -73,7 +73,7 @@ that the agent at --server knows all the others.`,
 			if keyFile != "" {
 				key, err := settings.readGossipKey(keyFile)
 				if err != nil {
-					return misuse.Of(err)
+					return misuse.Wrap(err)
 				}
 				req.Key = key
 			}
@@ -125,7 +125,7 @@ func followRotation(w io.Writer, next func() (*control.KeysProgress, error)) err
 		if err != nil {
 			return err
 		}
-		terminal.SanitizeMessage(p)
+		terminal.SanitizeFields(p)
 		keys := p.GetKeys()
 		if fault := keys.GetFault(); fault != "" {
 			behind[keys.GetAgent()] = true
@@ -178,7 +178,7 @@ digits of its SHA-256. An agent encrypts with one key and accepts all it holds.`
 			if err != nil {
 				return wrapServerError(settings, err)
 			}
-			terminal.SanitizeMessage(list)
+			terminal.SanitizeFields(list)
 			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 			fmt.Fprintln(table, "AGENT\tENCRYPTS WITH\tALSO ACCEPTS\tKEPT IN\tFAULT")
 			for _, a := range list.GetAgents() {
@@ -229,7 +229,7 @@ func (s *clientSettings) dialFirst(stderr io.Writer) (*grpc.ClientConn, error) {
 		return nil, err
 	}
 	conn, err := grpc.NewClient(s.servers[0], append(oip.DialOptions(), options...)...)
-	return conn, misuse.Of(err)
+	return conn, misuse.Wrap(err)
 }
 
 // wrapServerError names the first server in an error of a call to it, and keeps the part of the

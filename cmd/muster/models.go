@@ -65,7 +65,7 @@ was generated before with the same options is not written again.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			options.Scale = zoo.Scale(scale)
 			if err := errors.Join(variants.Validate(), options.Scale.Validate()); err != nil {
-				return misuse.Of(err)
+				return misuse.Wrap(err)
 			}
 			wanted := args
 			if slices.Contains(args, "all") {

@@ -58,7 +58,7 @@ func placeVerb(verb, args, short, long, example string) *cobra.Command {
 			req := &control.PlaceRequest{Verb: verb}
 			for i, name := range strings.Fields(args) {
 				if err := placeArgument(req, name, given[i]); err != nil {
-					return misuse.Of(err)
+					return misuse.Wrap(err)
 				}
 			}
 			conn, err := settings.dialFirst(cmd.ErrOrStderr())
@@ -70,7 +70,7 @@ func placeVerb(verb, args, short, long, example string) *cobra.Command {
 			if err != nil {
 				return wrapServerError(settings, err)
 			}
-			terminal.SanitizeMessage(resp)
+			terminal.SanitizeFields(resp)
 			for _, line := range resp.GetLines() {
 				fmt.Fprintln(cmd.OutOrStdout(), line)
 			}

@@ -125,7 +125,7 @@ limit that no plan exceeds.
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p, err := o.openSimulation(cmd)
 			if err != nil {
-				return misuse.Of(err)
+				return misuse.Wrap(err)
 			}
 			return o.run(cmd, p)
 		},
@@ -153,7 +153,8 @@ func (o *planOptions) addLimits(flags *pflag.FlagSet) {
 	flags.Float64Var(&o.budget, "budget", 0, "$/hr that the fleet may cost")
 	lists.Var(flags, &o.types, "types", nil,
 		"instance types to choose from (default: all with a profile of the models)")
-	lists.Var(flags, &o.limits, "max", nil, "maximum number of instances of a type, as TYPE=N,TYPE=N")
+	lists.Var(flags, &o.limits, "max", nil,
+		"maximum number of instances of a type, as TYPE=N,TYPE=N")
 	flags.StringVar(&o.catalogue, "catalogue", "",
 		"YAML file with more instance types and prices than the built-in ones")
 	flags.IntVar(&o.top, "top", plan.DefaultTop, "how many plans to show")

@@ -56,7 +56,7 @@ prices that its leader knows, and compare the plan with the fleet as it is. With
 // leader reports. Without --budget and --rate the budget is what the fleet costs now.
 func (o *planLiveOptions) open(cmd *cobra.Command) (*plancmd.Problem, error) {
 	if err := o.check(cmd); err != nil {
-		return nil, misuse.Of(err)
+		return nil, misuse.Wrap(err)
 	}
 	if load.IsFile(o.sim.arrivals) {
 		return nil, misuse.Errorf("arrivals: the running fleet has its own demand; give poisson, " +
@@ -73,10 +73,10 @@ func (o *planLiveOptions) open(cmd *cobra.Command) (*plancmd.Problem, error) {
 	if err != nil {
 		return nil, err
 	}
-	terminal.SanitizeMessage(fleet)
+	terminal.SanitizeFields(fleet)
 	catalogue, err := readCatalogue(o.catalogue)
 	if err != nil {
-		return nil, misuse.Of(err)
+		return nil, misuse.Wrap(err)
 	}
 	live, models, prices, err := plancmd.ReadFleet(fleet, plancmd.FleetOptions{
 		Models: o.sim.models, Types: o.types, Catalogue: catalogue, Override: o.catalogue != "",
@@ -87,7 +87,7 @@ func (o *planLiveOptions) open(cmd *cobra.Command) (*plancmd.Problem, error) {
 	}
 	cfg, _, err := o.sim.baseConfig()
 	if err != nil {
-		return nil, misuse.Of(err)
+		return nil, misuse.Wrap(err)
 	}
 	cfg.Models, o.sim.models = models, nil
 	for i := range models {

@@ -117,7 +117,7 @@ func (o *planPlaceOptions) open(cmd *cobra.Command) (*plancmd.Placed, error) {
 func (o *planPlaceOptions) planFleet(cmd *cobra.Command) error {
 	p, err := o.open(cmd)
 	if err != nil {
-		return misuse.Of(err)
+		return misuse.Wrap(err)
 	}
 	line := terminal.NewStatusLine(cmd.ErrOrStderr())
 	defer line.Done()

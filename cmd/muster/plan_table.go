@@ -46,7 +46,7 @@ best configuration of the table.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := o.openCheckedTable(cmd, args[0])
 			if err != nil {
-				return misuse.Of(err)
+				return misuse.Wrap(err)
 			}
 			return o.run(cmd, p)
 		},

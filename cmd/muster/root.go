@@ -81,7 +81,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 			endTime, context.Cause(ctx))
 		return interruptError{context.Cause(ctx)}
 	case err != nil && !began.Load():
-		return misuse.Of(err)
+		return misuse.Wrap(err)
 	case ctx.Err() != nil &&
 		(errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled):
 		return interruptError{context.Cause(ctx)}

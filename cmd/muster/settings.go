@@ -198,14 +198,14 @@ func (s *clientSettings) open(stderr io.Writer) (*client.Client, error) {
 		return nil, err
 	}
 	c, err := client.New(s.servers, client.WithDialOptions(options...))
-	return c, misuse.Of(err)
+	return c, misuse.Wrap(err)
 }
 
 // dialOptions returns the gRPC options for TLS and the API key. Problems with certificates that
 // appear later are written to stderr.
 func (s *clientSettings) dialOptions(stderr io.Writer) ([]grpc.DialOption, error) {
 	options, err := s.DialOptions(newWarningLogger(stderr))
-	return options, misuse.Of(err)
+	return options, misuse.Wrap(err)
 }
 
 // newWarningLogger returns the logger of a command that does not log otherwise: it writes warnings

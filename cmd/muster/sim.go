@@ -265,7 +265,7 @@ func (o *simPoolOptions) open() (*sim.Config, *sim.Source, error) {
 func (o *simPoolOptions) simulateRate(cmd *cobra.Command, more func(*sim.Config) error) error {
 	cfg, source, err := o.open()
 	if err != nil {
-		return misuse.Of(err)
+		return misuse.Wrap(err)
 	}
 	if cmd.Flags().Changed("rate") {
 		cfg.Rate = o.rate
@@ -277,10 +277,10 @@ func (o *simPoolOptions) simulateRate(cmd *cobra.Command, more func(*sim.Config)
 			o.seeds)
 	}
 	if err := more(cfg); err != nil {
-		return misuse.Of(err)
+		return misuse.Wrap(err)
 	}
 	if err := cfg.Validate(); err != nil {
-		return misuse.Of(err)
+		return misuse.Wrap(err)
 	}
 	return o.run(cmd, cfg, source, o.logFile, o.recordFile)
 }

@@ -36,19 +36,19 @@ drawn to a PNG or SVG file. For all models this takes minutes.
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkPicture(plotFile); err != nil {
-				return misuse.Of(err)
+				return misuse.Wrap(err)
 			}
 			if !(budget > 0) {
 				return misuse.Errorf("budget: %v $/hr, want above 0", budget)
 			}
 			prices, err := readPrices(catalogue, types)
 			if err != nil {
-				return misuse.Of(err)
+				return misuse.Wrap(err)
 			}
 			var given sim.Pool
 			if pool != "" {
 				if given, err = sim.ParsePool(pool); err != nil {
-					return misuse.Of(err)
+					return misuse.Wrap(err)
 				}
 			}
 			return o.comparePolicies(cmd, policies, prices, budget, given, plotFile)
@@ -83,7 +83,7 @@ func (o *simOptions) comparePolicies(cmd *cobra.Command, policies []string, pric
 	if slices.Equal(models, []string{"all"}) {
 		source, err := sim.OpenSource(o.samples)
 		if err != nil {
-			return misuse.Of(err)
+			return misuse.Wrap(err)
 		}
 		models = source.Models()
 	}
@@ -102,13 +102,13 @@ func (o *simOptions) comparePolicies(cmd *cobra.Command, policies []string, pric
 		}
 		cfg, source, err := one.makeConfig(types)
 		if err != nil {
-			return misuse.Of(err)
+			return misuse.Wrap(err)
 		}
 		for _, policy := range policies {
 			checked := *cfg
 			checked.Policy = policy
 			if err := validate(checked, types); err != nil {
-				return misuse.Of(err)
+				return misuse.Wrap(err)
 			}
 		}
 		line := terminal.NewStatusLine(cmd.ErrOrStderr())

@@ -28,13 +28,13 @@ of the queries still meet their QoS target.
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, source, err := o.open()
 			if err != nil {
-				return misuse.Of(err)
+				return misuse.Wrap(err)
 			}
 			if cfg.Rate == 0 {
 				cfg.Rate = 1 // the search sets it
 			}
 			if err := cfg.Validate(); err != nil {
-				return misuse.Of(err)
+				return misuse.Wrap(err)
 			}
 			return o.findThroughput(cmd, cfg, source)
 		},

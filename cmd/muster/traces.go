@@ -73,7 +73,7 @@ func otlpProtocol() (string, error) {
 func (s *traceSettings) open(ctx context.Context, instance string,
 	log *slog.Logger) (provider trace.TracerProvider, flush func(), err error) {
 	if err := s.validate(); err != nil {
-		return nil, nil, misuse.Of(err)
+		return nil, nil, misuse.Wrap(err)
 	}
 	if s.traces == noTraces || strings.EqualFold(os.Getenv("OTEL_SDK_DISABLED"), "true") {
 		return nil, func() {}, nil

@@ -67,7 +67,7 @@ type member struct {
 	broken  bool            // its stream broke, and neither we nor the leader have heard it since
 }
 
-// Waits, in heartbeats; see [Node.wait].
+// Waits, in heartbeats; see [Node.heartbeatTime].
 const (
 	proposeWait  = 3 // until a proposal that nobody refuses holds
 	staggerWait  = 2 // between the claims of two agents next to each other in rank
@@ -122,7 +122,7 @@ func (n *Node) Step(now time.Time, e *Event) (actions []Action, next time.Time) 
 	return n.out, n.next
 }
 
-func (n *Node) wait(heartbeats int) time.Duration {
+func (n *Node) heartbeatTime(heartbeats int) time.Duration {
 	return time.Duration(heartbeats) * n.cfg.Heartbeat
 }
 
@@ -134,13 +134,13 @@ func (n *Node) checkFreeze() {
 		return
 	}
 	late := n.now.Sub(n.next)
-	if late < n.wait(freezeWait) {
+	if late < n.heartbeatTime(freezeWait) {
 		return
 	}
-	n.listenUntil = n.now.Add(n.wait(listenWait))
+	n.listenUntil = n.now.Add(n.heartbeatTime(listenWait))
 	n.base = laterOf(n.base, n.listenUntil)
 	n.claiming = false
-	if n.leading && late >= n.cfg.Silence-n.wait(2) {
+	if n.leading && late >= n.cfg.Silence-n.heartbeatTime(2) {
 		n.stepDown(Frozen)
 		n.loseLeader(Frozen)
 		n.base = n.listenUntil
@@ -152,7 +152,7 @@ func (n *Node) apply(e *Event) {
 	case MemberUp:
 		n.memberUp(e.ID, e.Rank)
 	case MemberDown:
-		if i, ok := n.find(e.ID); ok {
+		if i, ok := n.memberIndex(e.ID); ok {
 			n.members = slices.Delete(n.members, i, i+1)
 		}
 		if n.following && !n.leading && e.ID == n.top.Leader && !n.hearsLeader() {
@@ -191,14 +191,14 @@ func (n *Node) apply(e *Event) {
 	}
 }
 
-func (n *Node) find(id names.AgentName) (int, bool) {
+func (n *Node) memberIndex(id names.AgentName) (int, bool) {
 	return slices.BinarySearchFunc(n.members, id,
 		func(m *member, id names.AgentName) int { return cmp.Compare(m.id, id) })
 }
 
 // findMember is nil if the id is unknown.
 func (n *Node) findMember(id names.AgentName) *member {
-	if i, ok := n.find(id); ok {
+	if i, ok := n.memberIndex(id); ok {
 		return n.members[i]
 	}
 	return nil
@@ -210,7 +210,7 @@ func (n *Node) memberUp(id names.AgentName, rank Rank) {
 		n.claiming = n.claiming && n.mayLead()
 		return
 	}
-	i, known := n.find(id)
+	i, known := n.memberIndex(id)
 	if known {
 		n.members[i].rank = rank
 		return
@@ -297,7 +297,7 @@ func (n *Node) hearsLeader() bool {
 	if n.leading {
 		return !n.resigned
 	}
-	return n.following && n.brokenAt.IsZero() && n.now.Sub(n.heardAt) < n.wait(freshWait)
+	return n.following && n.brokenAt.IsZero() && n.now.Sub(n.heardAt) < n.heartbeatTime(freshWait)
 }
 
 // outranks reports whether an agent of rank claim takes over from a living leader.
@@ -342,7 +342,7 @@ func (n *Node) answerProposal(from names.AgentName, c Claim) {
 		// The other agent will hear of our claim and give way.
 	default:
 		n.claiming = false
-		n.base = laterOf(n.base, n.now.Add(n.wait(proposeWait+2)))
+		n.base = laterOf(n.base, n.now.Add(n.heartbeatTime(proposeWait+2)))
 		n.send(from, Message{Kind: Grant, Claim: c})
 	}
 }
@@ -361,10 +361,10 @@ func (n *Node) handleRefusal(c Claim, heard bool) {
 		n.top, n.heardAt, n.brokenAt, n.successor = c, time.Time{}, time.Time{}, ""
 	}
 	switch {
-	case heard && !higher && n.claiming && n.now.Sub(n.heardAt) < n.wait(freshWait):
+	case heard && !higher && n.claiming && n.now.Sub(n.heardAt) < n.heartbeatTime(freshWait):
 		// The sender may hear of the leader's end a little later than we did. We ask again, and
 		// give it the full time to refuse.
-		n.claimEnd = laterOf(n.claimEnd, n.now.Add(n.wait(proposeWait)))
+		n.claimEnd = laterOf(n.claimEnd, n.now.Add(n.heartbeatTime(proposeWait)))
 		n.sendAt = earlierOf(n.sendAt, n.now.Add(n.cfg.Heartbeat/5))
 	case heard && (higher || n.claiming):
 		n.claiming = false
@@ -435,7 +435,7 @@ func (n *Node) leadOn() {
 	}
 	all := n.resigned || !n.now.Before(n.allAt)
 	if all {
-		n.allAt = n.now.Add(n.wait(restWait))
+		n.allAt = n.now.Add(n.heartbeatTime(restWait))
 	}
 	for _, m := range n.members {
 		if all || !n.needsNoHeartbeat(m) {
@@ -484,7 +484,7 @@ func (n *Node) wantsToLead() bool {
 
 // claimAt is when the node should claim if it wants to lead.
 func (n *Node) claimAt() time.Time {
-	return n.base.Add(time.Duration(n.claimPosition()) * n.wait(staggerWait))
+	return n.base.Add(time.Duration(n.claimPosition()) * n.heartbeatTime(staggerWait))
 }
 
 // claimPosition is how many agents should claim before us: the successor that the last leader
@@ -529,7 +529,7 @@ func (n *Node) startClaim(unasked bool) {
 // claimKept goes on with the claim once its epoch is persisted.
 func (n *Node) claimKept() {
 	n.persisted = true
-	n.claimEnd = n.now.Add(n.wait(proposeWait))
+	n.claimEnd = n.now.Add(n.heartbeatTime(proposeWait))
 	n.proposeClaim()
 }
 
@@ -610,7 +610,7 @@ func (n *Node) takeOver() {
 func (n *Node) lostAt() time.Time {
 	t := n.heardAt.Add(n.cfg.Silence)
 	if !n.brokenAt.IsZero() {
-		wait := n.wait(brokenWait)
+		wait := n.heartbeatTime(brokenWait)
 		if n.successor == n.cfg.ID {
 			// If the leader lives and only one of its streams broke, its next heartbeat comes
 			// within this time.
@@ -630,7 +630,7 @@ func (n *Node) nextStepAt() time.Time {
 	if n.following {
 		// A freeze must be noticed before the leader counts as lost, so the node is stepped at
 		// least this often.
-		t = earlierOf(n.lostAt(), n.now.Add(n.wait(freezeWait)))
+		t = earlierOf(n.lostAt(), n.now.Add(n.heartbeatTime(freezeWait)))
 	}
 	if n.claiming {
 		t = earlierOf(t, n.claimEnd)

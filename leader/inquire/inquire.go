@@ -33,10 +33,10 @@ const (
 )
 
 // A State decides where queries go at a gateway that has no leader. It asks the lanes that a
-// [match.Priced] ranks best when they would finish the query, and sends the query to the cheapest
-// lane that can serve it in time. An answer reserves the lane for a while; lanes that are not
-// chosen are released. Gossip alone is too old for this: gateways that chose by state a second old
-// would all choose the same lanes.
+// [match.PricedLanes] ranks best when they would finish the query, and sends the query to the
+// cheapest lane that can serve it in time. An answer reserves the lane for a while; lanes that are
+// not chosen are released. Gossip alone is too old for this: gateways that chose by state a second
+// old would all choose the same lanes.
 //
 // Like a [match.Matcher] it is a pure state machine. Events are method calls, each with its
 // time. After each call the caller takes actions from [State.Next] until there is none, and it
@@ -47,7 +47,7 @@ const (
 //
 // It is not safe for concurrent use.
 type State struct {
-	known  *match.Priced // nil: no lane is known
+	known  *match.PricedLanes // nil: no lane is known
 	probes int
 	rng    *rand.Rand
 
@@ -150,7 +150,7 @@ func New(probes int, seed uint64) *State {
 
 // SetLanes sets the lanes from now on; nil means that none are known. The caller calls Lost for
 // each lane that has left since, and goes on updating p with what it hears.
-func (s *State) SetLanes(p *match.Priced) { s.known = p }
+func (s *State) SetLanes(p *match.PricedLanes) { s.known = p }
 
 // Counts returns how many questions were asked, and how many of them were not answered in time.
 func (s *State) Counts() (asked, unanswered uint64) { return s.asked, s.unanswered }
@@ -302,7 +302,7 @@ func (s *State) learnFromAnswer(now time.Time, lane match.LaneID, usual, took,
 	remaining time.Duration) {
 	s.roundTrip += (usual - s.roundTrip) / 8
 	if remaining >= 0 && s.known != nil {
-		s.known.Heard(lane, now.Add(-took/2), remaining)
+		s.known.NoteRemaining(lane, now.Add(-took/2), remaining)
 	}
 }
 

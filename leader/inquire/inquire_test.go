@@ -18,9 +18,9 @@ import (
 var epoch = time.Unix(1000, 0)
 
 // pricedPool returns a pool of one lane of type gpu and four of type cpu, which hold model m.
-func pricedPool(t *testing.T, seed uint64) *match.Priced {
+func pricedPool(t *testing.T, seed uint64) *match.PricedLanes {
 	t.Helper()
-	p, err := match.NewPriced(
+	p, err := match.NewPricedLanes(
 		[]match.Model{{Name: "m", QoSTarget: 10 * time.Millisecond, LargestBatchSize: 100}}, seed)
 	if err != nil {
 		t.Fatal(err)
@@ -123,7 +123,7 @@ func TestScripts(t *testing.T) {
 			case "pass":
 				l.Pass(now)
 			case "busy":
-				known.Heard(lane, now, duration("remaining", 0))
+				known.NoteRemaining(lane, now, duration("remaining", 0))
 			case "ranked":
 				var b strings.Builder
 				for _, c := range known.Rank(now, &match.Inquiry{Model: "m", BatchSize: batch}, 0,
@@ -260,7 +260,7 @@ type run struct {
 	t     *testing.T
 	rng   *rand.Rand
 	l     *State
-	known *match.Priced
+	known *match.PricedLanes
 	now   time.Time
 	log   []string
 

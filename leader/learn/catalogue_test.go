@@ -27,7 +27,7 @@ func TestCatalogueOutlivesMinutes(t *testing.T) {
 		}
 	}
 	for range 2 { // of two leaders, the second of which has never seen best on a lane
-		state, err := leader.New(leader.Config{Self: "leader"})
+		state, err := leader.NewState(leader.Config{Self: "leader"})
 		if err != nil {
 			t.Fatal(err)
 		}

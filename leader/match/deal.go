@@ -62,7 +62,7 @@ type componentType struct {
 // its end has none.
 type tally []int32
 
-func (t tally) countAt(s *shard) int {
+func (t tally) lanesIn(s *shard) int {
 	if s.index < len(t) {
 		return int(t[s.index])
 	}
@@ -296,8 +296,8 @@ func (m *Matcher) leastLoadedShard(l *lane) (best *shard) {
 		ofType = t.in
 	}
 	less := func(a, b *shard) int {
-		return cmp.Or(c.in.countAt(a)-c.in.countAt(b), ofType.countAt(a)-ofType.countAt(b),
-			p.in.countAt(a)-p.in.countAt(b),
+		return cmp.Or(c.in.lanesIn(a)-c.in.lanesIn(b), ofType.lanesIn(a)-ofType.lanesIn(b),
+			p.in.lanesIn(a)-p.in.lanesIn(b),
 			len(a.lanes)-len(b.lanes))
 	}
 	for _, s := range p.shards {
@@ -315,10 +315,10 @@ func (m *Matcher) extremeShards(p *component, of tally) (fewest, most *shard) {
 	m.visited += len(p.shards)
 	fewest, most = p.shards[0], p.shards[0]
 	for _, s := range p.shards[1:] {
-		if of.countAt(s) < of.countAt(fewest) {
+		if of.lanesIn(s) < of.lanesIn(fewest) {
 			fewest = s
 		}
-		if of.countAt(s) > of.countAt(most) {
+		if of.lanesIn(s) > of.lanesIn(most) {
 			most = s
 		}
 	}
@@ -337,13 +337,13 @@ func (m *Matcher) balanceClass(c *laneClass) {
 	even := func(of *tally, may func(o *laneClass, from, to *shard) bool) {
 		for {
 			to, from := m.extremeShards(p, *of)
-			if of.countAt(from)-of.countAt(to) < 2 {
+			if of.lanesIn(from)-of.lanesIn(to) < 2 {
 				return
 			}
 			for i := len(from.lanes) - 1; ; i-- {
 				m.visited++
 				if o := from.lanes[i].class; o.set.component == p &&
-					o.in.countAt(from) > o.in.countAt(to) &&
+					o.in.lanesIn(from) > o.in.lanesIn(to) &&
 					may(o, from, to) {
 					l := from.lanes[i]
 					m.displaceLane(l)
@@ -356,7 +356,7 @@ func (m *Matcher) balanceClass(c *laneClass) {
 	even(&c.in, func(o *laneClass, _, _ *shard) bool { return o == c })
 	even(&c.ofType.in, func(o *laneClass, _, _ *shard) bool { return o.ofType == c.ofType })
 	even(&p.in, func(o *laneClass, from, to *shard) bool {
-		return o.ofType.in.countAt(from) > o.ofType.in.countAt(to)
+		return o.ofType.in.lanesIn(from) > o.ofType.in.lanesIn(to)
 	})
 }
 

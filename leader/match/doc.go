@@ -12,6 +12,6 @@
 // outside of this package is a [Chooser]. A pool of more than some twenty lanes is divided into
 // shards, which are matched separately.
 //
-// A gateway that has no leader ranks lanes by prices and by the last news of them ([Priced]);
+// A gateway that has no leader ranks lanes by prices and by the last news of them ([PricedLanes]);
 // package inquire asks the best when they would finish the query.
 package match

@@ -501,7 +501,7 @@ func TestRankVariants(t *testing.T) {
 		{Name: "m1", Family: "f", Accuracy: .98, QoSTarget: 100 * time.Millisecond,
 			LargestBatchSize: 100},
 	}
-	p, err := NewPriced(models, 1)
+	p, err := NewPricedLanes(models, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

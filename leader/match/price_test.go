@@ -106,7 +106,7 @@ func TestClassPrices(t *testing.T) {
 
 // TestPricedByClass: a gateway without a leader ranks lanes of one type by what they hold.
 func TestPricedByClass(t *testing.T) {
-	p, err := NewPriced(classModels(), 1)
+	p, err := NewPricedLanes(classModels(), 1)
 	if err != nil {
 		t.Fatal(err)
 	}

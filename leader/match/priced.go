@@ -10,11 +10,11 @@ import (
 	"github.com/muster-serve/muster/leader/fluid"
 )
 
-// A Priced holds what a gateway without a leader knows of the lanes: prices, profiles, and the last
-// news of each. It ranks the lanes for a query; package inquire then asks the best.
+// A PricedLanes holds what a gateway without a leader knows of the lanes: prices, profiles, and the
+// last news of each. It ranks the lanes for a query; package inquire then asks the best.
 //
 // It is not safe for concurrent use.
-type Priced struct {
+type PricedLanes struct {
 	models []Model
 	catalogue
 	types []*instanceType
@@ -66,14 +66,14 @@ type Inquiry struct {
 	Failed []LaneID
 }
 
-// NewPriced returns a Priced with the given models and no lanes. Gateways need different seeds, so
-// that they do not all ask the same of several equal lanes.
-func NewPriced(models []Model, seed uint64) (*Priced, error) {
+// NewPricedLanes returns a Priced with the given models and no lanes. Gateways need different
+// seeds, so that they do not all ask the same of several equal lanes.
+func NewPricedLanes(models []Model, seed uint64) (*PricedLanes, error) {
 	cfg := Config{Models: models}
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	p := &Priced{
+	p := &PricedLanes{
 		models: slices.Clone(models), catalogue: newCatalogue(),
 		rng: rand.New(rand.NewPCG(seed, 1)),
 	}
@@ -85,7 +85,7 @@ func NewPriced(models []Model, seed uint64) (*Priced, error) {
 }
 
 // SetProfile sets the latency of a model on an instance type; nil means unknown.
-func (p *Priced) SetProfile(model names.ModelKey, laneType names.LaneType, t *Table) error {
+func (p *PricedLanes) SetProfile(model names.ModelKey, laneType names.LaneType, t *Table) error {
 	i, ok := p.byName[model]
 	if !ok {
 		return fmt.Errorf("profile of model %q on %s: no such model is configured", model,
@@ -101,7 +101,7 @@ func (p *Priced) SetProfile(model names.ModelKey, laneType names.LaneType, t *Ta
 
 // SetPrices sets the prices to those that a leader sent last. A price that is not a number >= 0
 // counts as unknown.
-func (p *Priced) SetPrices(prices []fluid.Price) {
+func (p *PricedLanes) SetPrices(prices []fluid.Price) {
 	for _, t := range p.types {
 		t.unsetPrice()
 	}
@@ -120,14 +120,14 @@ func (p *Priced) SetPrices(prices []fluid.Price) {
 }
 
 // Target returns the QoS target of a model or a family, 0 if it is unknown.
-func (p *Priced) Target(name names.ModelKey) time.Duration {
+func (p *PricedLanes) Target(name names.ModelKey) time.Duration {
 	if f := p.lookupFamily(name); f != nil {
 		return fromMs(f.target)
 	}
 	return 0
 }
 
-func (p *Priced) instanceType(name names.LaneType) *instanceType {
+func (p *PricedLanes) instanceType(name names.LaneType) *instanceType {
 	for _, t := range p.types {
 		if t.name == name {
 			return t
@@ -140,14 +140,14 @@ func (p *Priced) instanceType(name names.LaneType) *instanceType {
 
 // Join adds a lane, or changes the models that it holds; unknown models are left out. A new lane
 // counts as free until the first news of it.
-func (p *Priced) Join(id LaneID, laneType names.LaneType, models []names.ModelKey) {
+func (p *PricedLanes) Join(id LaneID, laneType names.LaneType, models []names.ModelKey) {
 	holds := make([]bool, len(p.models))
 	for _, name := range models {
 		if i, ok := p.byName[name]; ok {
 			holds[i] = true
 		}
 	}
-	i, known := p.find(id)
+	i, known := p.findLane(id)
 	if !known {
 		p.lanes = slices.Insert(p.lanes, i, &pricedLane{id: id})
 	}
@@ -157,21 +157,21 @@ func (p *Priced) Join(id LaneID, laneType names.LaneType, models []names.ModelKe
 }
 
 // Leave removes a lane that is lost or takes no more queries.
-func (p *Priced) Leave(id LaneID) {
-	if i, ok := p.find(id); ok {
+func (p *PricedLanes) Leave(id LaneID) {
+	if i, ok := p.findLane(id); ok {
 		p.lanes = slices.Delete(p.lanes, i, i+1)
 	}
 }
 
-// Heard takes news of a lane, from gossip or an answer: at the given time it would have been free
-// after remaining. News older than the last is ignored.
-func (p *Priced) Heard(id LaneID, at time.Time, remaining time.Duration) {
-	if i, ok := p.find(id); ok && !at.Before(p.lanes[i].heard) {
+// NoteRemaining takes news of a lane, from gossip or an answer: at the given time it would have
+// been free after remaining. News older than the last is ignored.
+func (p *PricedLanes) NoteRemaining(id LaneID, at time.Time, remaining time.Duration) {
+	if i, ok := p.findLane(id); ok && !at.Before(p.lanes[i].heard) {
 		p.lanes[i].heard, p.lanes[i].freeAt = at, at.Add(max(0, remaining))
 	}
 }
 
-func (p *Priced) find(id LaneID) (at int, known bool) {
+func (p *PricedLanes) findLane(id LaneID) (at int, known bool) {
 	return slices.BinarySearchFunc(p.lanes, id,
 		func(l *pricedLane, id LaneID) int { return int(l.id) - int(id) })
 }
@@ -181,7 +181,7 @@ func (p *Priced) find(id LaneID) (at int, known bool) {
 // variant that is best by that and in time, else the fastest. Lanes that seem too late for the QoS
 // target come last. Among equal lanes the order is random. Rank returns none if no lane can serve
 // the query. The result is valid until the next call.
-func (p *Priced) Rank(now time.Time, q *Inquiry, waited time.Duration, n int) []Candidate {
+func (p *PricedLanes) Rank(now time.Time, q *Inquiry, waited time.Duration, n int) []Candidate {
 	p.ranked = p.ranked[:0]
 	f := p.lookupFamily(q.Model)
 	if f == nil || q.BatchSize < 1 || q.BatchSize > f.largest || n < 1 {
@@ -199,7 +199,7 @@ func (p *Priced) Rank(now time.Time, q *Inquiry, waited time.Duration, n int) []
 
 // candidateFor returns l as a candidate for q, which has waited for so long and would wait there;
 // false if l does not serve it. Times are in ms.
-func (p *Priced) candidateFor(l *pricedLane, q *query, waited, wait float64) (best Candidate,
+func (p *PricedLanes) candidateFor(l *pricedLane, q *query, waited, wait float64) (best Candidate,
 	ok bool) {
 	model, fastest := l.fastestVariant(q)
 	if fastest == nil {
@@ -230,7 +230,7 @@ func (p *Priced) candidateFor(l *pricedLane, q *query, waited, wait float64) (be
 }
 
 // keepBest inserts c into ranked, which holds the best n so far.
-func (p *Priced) keepBest(c Candidate, n int) {
+func (p *PricedLanes) keepBest(c Candidate, n int) {
 	better := func(a, b *Candidate) bool {
 		if a.late != b.late {
 			return b.late
@@ -249,8 +249,8 @@ func (p *Priced) keepBest(c Candidate, n int) {
 
 // Sent notes that a query of the given latency, or a question that reserves the lane for one, is on
 // its way to a lane. The lane counts as busy for that much longer until the next news of it.
-func (p *Priced) Sent(id LaneID, now time.Time, latency time.Duration) {
-	if i, ok := p.find(id); ok {
+func (p *PricedLanes) Sent(id LaneID, now time.Time, latency time.Duration) {
+	if i, ok := p.findLane(id); ok {
 		l := p.lanes[i]
 		if l.freeAt.Before(now) {
 			l.freeAt = now

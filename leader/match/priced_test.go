@@ -10,9 +10,9 @@ import (
 
 // pricedPool has a gpu lane (1) and four cpu lanes (2 to 5). A query of 50 takes 2 or 4 ms, one of
 // 100 4 ms or, beyond its target, 13 ms.
-func pricedPool(t *testing.T, seed uint64) *Priced {
+func pricedPool(t *testing.T, seed uint64) *PricedLanes {
 	t.Helper()
-	p, err := NewPriced(
+	p, err := NewPricedLanes(
 		[]Model{{Name: "m", QoSTarget: 10 * time.Millisecond, LargestBatchSize: 100}}, seed)
 	if err != nil {
 		t.Fatal(err)
@@ -45,15 +45,15 @@ func TestPricedRanks(t *testing.T) {
 		t.Errorf("large query: got %+v, want the gpu first", got)
 	}
 	for id := LaneID(2); id <= 5; id++ {
-		p.Heard(id, epoch, 9*time.Millisecond)
+		p.NoteRemaining(id, epoch, 9*time.Millisecond)
 	}
 	if got := p.Rank(epoch, &Inquiry{Model: "m", BatchSize: 50}, 0, 1); len(got) != 1 ||
 		got[0].Lane != 1 {
 		t.Errorf("busy cpus: got %+v, want the gpu", got)
 	}
 	// Time passes, and older news than the last does not count.
-	p.Heard(3, epoch.Add(-time.Second), 0)
-	p.Heard(4, epoch.Add(time.Millisecond), 0)
+	p.NoteRemaining(3, epoch.Add(-time.Second), 0)
+	p.NoteRemaining(4, epoch.Add(time.Millisecond), 0)
 	if got := p.Rank(epoch.Add(time.Millisecond), &Inquiry{Model: "m", BatchSize: 50}, 0,
 		1); len(got) != 1 ||
 		got[0].Lane != 4 {
@@ -92,7 +92,7 @@ func TestPricedLateLast(t *testing.T) {
 	p.Leave(2)
 	p.Leave(3)
 	for id := LaneID(4); id <= 5; id++ {
-		p.Heard(id, epoch, 9*time.Millisecond)
+		p.NoteRemaining(id, epoch, 9*time.Millisecond)
 	}
 	for n := 1; n <= 3; n++ {
 		if got := p.Rank(epoch, &Inquiry{Model: "m", BatchSize: 50}, 0, n); len(got) != n ||
@@ -128,7 +128,7 @@ func TestPricedSent(t *testing.T) {
 		t.Errorf("got %+v, want lane 5 first, the others busy", got)
 	}
 	p.Sent(5, epoch, 9*time.Millisecond)
-	p.Heard(3, epoch.Add(time.Millisecond), 0)
+	p.NoteRemaining(3, epoch.Add(time.Millisecond), 0)
 	if got := p.Rank(epoch.Add(time.Millisecond), &Inquiry{Model: "m", BatchSize: 50}, 0,
 		4); got[0].Lane != 3 {
 		t.Errorf("got %+v, want lane 3, which is free", got)

@@ -27,7 +27,7 @@ func Solve(p *Program, steps int) (*Solution, error) {
 		search: s, limit: min(steps, 1<<50) * operations,
 		rng: rand.New(rand.NewPCG(p.Seed, 0x9E3779B97F4A7C15)),
 	}
-	f.find()
+	f.findCounts()
 	return s.makeSolution(p, f), nil
 }
 
@@ -49,7 +49,7 @@ type finder struct {
 	rank   []int     // by choice: how many of its class and type lose less
 }
 
-func (f *finder) find() {
+func (f *finder) findCounts() {
 	all := make([]int, len(f.m.choices))
 	for i := range all {
 		all[i] = i

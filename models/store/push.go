@@ -26,8 +26,8 @@ type PushOptions struct {
 	Progress func(done, total int64)
 }
 
-// Pushed says what a push has done.
-type Pushed struct {
+// PushResult says what a push has done.
+type PushResult struct {
 	Manifest *Manifest
 	// New is whether the version is new; false if the store has the same version.
 	New bool
@@ -41,16 +41,16 @@ type Pushed struct {
 // the store has is not sent again, so a push that was cut off goes on. A version that the store has
 // with other files stays; the error then wraps ErrExists.
 func (s *Store) Push(ctx context.Context, folder string, version int64, options PushOptions) (
-	Pushed, error) {
+	PushResult, error) {
 	if options.Progress == nil {
 		options.Progress = func(int64, int64) {}
 	}
 	m, err := buildManifest(ctx, folder, version)
 	if err != nil {
-		return Pushed{}, err
+		return PushResult{}, err
 	}
 	m.Created, m.CreatedBy = time.Now().UTC().Truncate(time.Second), options.By
-	pushed := Pushed{Manifest: m}
+	pushed := PushResult{Manifest: m}
 	there, document, err := s.Manifest(ctx, m.Model, version)
 	switch {
 	case errors.Is(err, ErrNotFound):

@@ -45,7 +45,7 @@ type State struct {
 	// serveAt is when an idle lane waits no longer for more queries to merge.
 	serveAt  time.Duration
 	busy     time.Duration
-	dropped  Dropped
+	dropped  DropCounts
 	draining bool
 
 	actions []Action

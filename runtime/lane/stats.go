@@ -74,11 +74,11 @@ type Stats struct {
 	// of a lane, that core's share of it.
 	Busy time.Duration
 	// Dropped counts queries that got no answer, by reason.
-	Dropped Dropped
+	Dropped DropCounts
 }
 
-// Dropped counts dropped queries by reason.
-type Dropped struct {
+// DropCounts counts dropped queries by reason.
+type DropCounts struct {
 	Deadline   uint64 // deadline passed, waiting or running
 	Cancelled  uint64 // the caller's context was cancelled
 	Late       uint64 // rejected as late

@@ -31,7 +31,7 @@ type gateway struct {
 	link     *term  // the term at the stream's other end; nil: it has not answered
 	watching bool
 
-	known    *match.Priced
+	known    *match.PricedLanes
 	decision *inquire.State
 	wakeAt   time.Duration
 	inquired map[uint64]*gatewayQuery // queries with an open inquiry, by id
@@ -106,7 +106,7 @@ func newGateway(f *Fleet, index int) (*gateway, error) {
 func (g *gateway) knowLanes() error {
 	f := g.f
 	seed := f.cfg.Seed*uint64(f.cfg.Gateways) + uint64(g.index)
-	p, err := match.NewPriced(f.cfg.matchModels(), seed)
+	p, err := match.NewPricedLanes(f.cfg.matchModels(), seed)
 	if err != nil {
 		return err
 	}
@@ -165,7 +165,8 @@ func (g *gateway) reportLoad(a *agent) {
 	if o, is := f.findOutage(&a.host, &g.host); !a.dead && !a.isFrozen() && !(is &&
 		o.lastsUntilBroken()) {
 		at, busy := epoch.Add(f.now), a.busyTime()
-		f.send(&a.host, &g.host, func() { g.known.Heard(match.LaneID(a.index), at, busy) }, nil)
+		f.send(&a.host, &g.host, func() { g.known.NoteRemaining(match.LaneID(a.index), at, busy) },
+			nil)
 	}
 	f.do(f.now+f.cfg.GossipDelay, func() { g.reportLoad(a) })
 }
@@ -393,7 +394,7 @@ func (g *gateway) abortCall(c *call) {
 func (c *call) handleEnd(how attemptExit, remaining time.Duration) {
 	q, g := c.of, c.gateway
 	if remaining >= 0 && g.known != nil {
-		g.known.Heard(match.LaneID(c.to.index), g.timeNow(), remaining)
+		g.known.NoteRemaining(match.LaneID(c.to.index), g.timeNow(), remaining)
 	}
 	if !slices.Contains(q.calls, c) { // the query goes elsewhere or has its outcome
 		return
@@ -619,7 +620,7 @@ func (g *gateway) sendToLeader(m queries.Message) {
 // handleMessage handles a message of the leader, which has read that many submits.
 func (g *gateway) handleMessage(t *term, read uint64) {
 	if g.link == t {
-		g.state.Heard(read, g.f.now)
+		g.state.HandleLeaderMessage(read, g.f.now)
 		g.carryOutActions()
 	}
 }
@@ -629,7 +630,7 @@ func (g *gateway) handleDecision(m *message) {
 	if g.link != m.term {
 		return
 	}
-	g.state.Heard(m.read, g.f.now)
+	g.state.HandleLeaderMessage(m.read, g.f.now)
 	d := &m.decision
 	sequence := g.numberHere(d.Query.Sequence)
 	switch m.action {
@@ -700,7 +701,7 @@ func (g *gateway) beginInquiry(q *gatewayQuery) {
 	}
 	if f.cfg.GossipDelay == 0 {
 		for _, a := range f.agents {
-			g.known.Heard(match.LaneID(a.index), g.timeNow(), a.remainingTime())
+			g.known.NoteRemaining(match.LaneID(a.index), g.timeNow(), a.remainingTime())
 		}
 	}
 	about := match.Inquiry{

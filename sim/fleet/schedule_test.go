@@ -480,7 +480,7 @@ var mutants = []*mutant{
 		name: "keeps a leader that says nothing", caught: "has said nothing",
 		before: func(f *Fleet) {
 			for _, g := range f.gateways {
-				g.state.Heard(0, f.now)
+				g.state.HandleLeaderMessage(0, f.now)
 			}
 		},
 	},

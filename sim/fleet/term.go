@@ -86,7 +86,7 @@ func (f *Fleet) newTerm(at *host, cfg leader.Config) (*term, error) {
 		linked: make([]bool, n), read: make([]uint64, n), told: make([]uint64, n),
 	}
 	var err error
-	if t.state, err = leader.New(cfg); err != nil {
+	if t.state, err = leader.NewState(cfg); err != nil {
 		return nil, err
 	}
 	if f.cfg.Record != nil {

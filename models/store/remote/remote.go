@@ -1,5 +1,6 @@
 // Package remote opens the buckets of package store by their URLs: those of S3 and Azure, by the
-// clouds' own libraries, those of Google, by HTTP, those of registries, by package oci, and folders.
+// clouds' own libraries, those of Google, by HTTP, those of registries, by package oci, and
+// folders.
 //
 // Credentials are those that each cloud's own tools use: the environment, the files in the home
 // directory, and the machine's role. Nothing but this package imports a cloud's storage library.
@@ -100,11 +101,11 @@ func Open(ctx context.Context, address string) (*store.Store, error) {
 	if prefix != "" {
 		prefix += "/"
 	}
-	return store.New(&prefixed{b, prefix, name}, name), nil
+	return store.New(&prefixedBucket{b, prefix, name}, name), nil
 }
 
-// openBucket opens the bucket that a URL names, without its prefix. Google's library keeps the context
-// for all of the process, and gets each later token with it.
+// openBucket opens the bucket that a URL names, without its prefix. Google's library keeps the
+// context for all of the process, and gets each later token with it.
 func openBucket(ctx context.Context, u *url.URL) (store.Bucket, error) {
 	switch u.Scheme {
 	case "gs":
@@ -136,14 +137,14 @@ func parseParameters(q url.Values, readers map[string]func(value string) error) 
 // pageSize is how many keys are listed at a time: the most that all clouds take.
 const pageSize = 1000
 
-// A prefixed bucket is the part of a cloud's bucket whose keys begin with a prefix. Its errors wrap
-// those of package store, and name the object and the bucket.
-type prefixed struct {
+// A prefixedBucket bucket is the part of a cloud's bucket whose keys begin with a prefix. Its
+// errors wrap those of package store, and name the object and the bucket.
+type prefixedBucket struct {
 	of           store.Bucket
 	prefix, name string
 }
 
-func (b *prefixed) List(ctx context.Context, prefix string,
+func (b *prefixedBucket) List(ctx context.Context, prefix string,
 	each func(key string, size int64) error) error {
 	var stopped error
 	err := b.of.List(ctx, b.prefix+prefix, func(key string, size int64) error {
@@ -156,7 +157,8 @@ func (b *prefixed) List(ctx context.Context, prefix string,
 	return b.explain("list "+prefix, err)
 }
 
-func (b *prefixed) Open(ctx context.Context, key string, offset, length int64) (io.ReadCloser, int64,
+func (b *prefixedBucket) Open(ctx context.Context, key string, offset,
+	length int64) (io.ReadCloser, int64,
 	error) {
 	r, size, err := b.of.Open(ctx, b.prefix+key, offset, length)
 	if err != nil {
@@ -165,14 +167,15 @@ func (b *prefixed) Open(ctx context.Context, key string, offset, length int64) (
 	return r, size, nil
 }
 
-func (b *prefixed) Create(ctx context.Context, key string, size int64, r io.Reader) error {
+func (b *prefixedBucket) Create(ctx context.Context, key string, size int64, r io.Reader) error {
 	return b.explain(key, b.of.Create(ctx, b.prefix+key, size, r))
 }
 
-func (b *prefixed) Close() error { return b.of.Close() }
+func (b *prefixedBucket) Close() error { return b.of.Close() }
 
-// explain says what an error of a cloud is about, and wraps the store's sentinel that belongs to it.
-func (b *prefixed) explain(what string, err error) error {
+// explain says what an error of a cloud is about, and wraps the store's sentinel that belongs to
+// it.
+func (b *prefixedBucket) explain(what string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -201,10 +204,12 @@ func sentinelOf(err error) error {
 	case "NoSuchBucket", "NoSuchKey", "NotFound", "BlobNotFound", "ContainerNotFound",
 		"ResourceNotFound", "404":
 		return store.ErrNotFound
-	case "PreconditionFailed", "BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet", "412":
+	case "PreconditionFailed", "BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet",
+		"412":
 		return store.ErrExists
 	case "AccessDenied", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch",
-		"AuthenticationFailed", "AuthorizationFailure", "AuthorizationPermissionMismatch", "401", "403":
+		"AuthenticationFailed", "AuthorizationFailure", "AuthorizationPermissionMismatch", "401",
+		"403":
 		return store.ErrDenied
 	}
 	// Libraries have no error of their own for credentials that are not there.

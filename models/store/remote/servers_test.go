@@ -89,14 +89,15 @@ func (s *spoiled) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// TestMoto: a store in S3, by moto, a program that answers like AWS. TestAzurite and TestFakeGCS hold
-// Azure and Google likewise. scripts/stores.sh starts the servers and says where they are.
+// TestMoto: a store in S3, by moto, a program that answers like AWS. TestAzurite and TestFakeGCS
+// hold Azure and Google likewise. scripts/stores.sh starts the servers and says where they are.
 func TestMoto(t *testing.T) {
 	t.Setenv("AWS_ACCESS_KEY_ID", "x")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "y")
 	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
 	testServer(t, "MOTO_URL", func(server *url.URL, bucket string) string {
-		return fmt.Sprintf("s3://%s/a/b?endpoint=%s&use_path_style=true&region=us-east-1", bucket, server)
+		return fmt.Sprintf("s3://%s/a/b?endpoint=%s&use_path_style=true&region=us-east-1", bucket,
+			server)
 	}, func(server *url.URL, bucket string) error {
 		return request(http.MethodPut, server.JoinPath(bucket).String(), "")
 	})
@@ -147,9 +148,10 @@ func request(method, address, body string) error {
 	return errors.Join(err, answer.Body.Close())
 }
 
-// testServer holds a store against the server that a variable names: if that is cut, fails, lies about
-// sizes and dies in the middle, an agent's directory has the whole version or the old one, and nothing
-// is fetched anew that was right. address is the store's URL by a bucket and the server's URL.
+// testServer holds a store against the server that a variable names: if that is cut, fails, lies
+// about sizes and dies in the middle, an agent's directory has the whole version or the old one,
+// and nothing is fetched anew that was right. address is the store's URL by a bucket and the
+// server's URL.
 func testServer(t *testing.T, variable string, address func(server *url.URL, bucket string) string,
 	makeBucket func(server *url.URL, bucket string) error) {
 	at := os.Getenv(variable)
@@ -182,7 +184,7 @@ func testServer(t *testing.T, variable string, address func(server *url.URL, buc
 	if err != nil {
 		t.Fatal(err)
 	}
-	testBucket(t, &prefixed{bucket, "c/", name})
+	testBucket(t, &prefixedBucket{bucket, "c/", name})
 	open := func(bucket string) *store.Store {
 		s, err := Open(t.Context(), address(through, bucket))
 		if err != nil {
@@ -193,7 +195,7 @@ func testServer(t *testing.T, variable string, address func(server *url.URL, buc
 	}
 	s := open(name)
 	from := t.TempDir()
-	push := func(version int64, seed byte) (store.Pushed, error) {
+	push := func(version int64, seed byte) (store.PushResult, error) {
 		folder := filepath.Join(from, fmt.Sprint(seed), "ncf")
 		path := filepath.Join(folder, fmt.Sprint(version), "weights")
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -345,7 +347,8 @@ func testBucket(t *testing.T, b store.Bucket) {
 		if err := create(want, len(want)); err != nil {
 			t.Fatalf("%s: %v", key, err)
 		}
-		if err := create(strings.Repeat("x", len(want)), len(want)); !errors.Is(err, store.ErrExists) {
+		if err := create(strings.Repeat("x", len(want)), len(want)); !errors.Is(err,
+			store.ErrExists) {
 			t.Errorf("%s again: %v", key, err)
 		}
 		for _, part := range [][2]int{{0, -1}, {0, 1}, {1, 1}, {max(len(want)-1, 0), -1}, {0, 0}} {
@@ -363,7 +366,8 @@ func testBucket(t *testing.T, b store.Bucket) {
 			got, err := io.ReadAll(r)
 			if err = errors.Join(err, r.Close()); err != nil || size != int64(len(want)) ||
 				string(got) != want[offset:end] {
-				t.Errorf("%s from %d, %d bytes: got %d of %d, %v", key, offset, part[1], len(got), size,
+				t.Errorf("%s from %d, %d bytes: got %d of %d, %v", key, offset, part[1], len(got),
+					size,
 					err)
 			}
 		}

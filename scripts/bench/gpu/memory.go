@@ -27,7 +27,7 @@ func (r *run) testMemory(ctx context.Context) error {
 		return err
 	}
 
-	said, empty, err := harness.FillCard(ctx, 100)
+	said, empty, err := harness.OccupyCardMemory(ctx, 100)
 	if err != nil {
 		return err
 	}

@@ -26,8 +26,8 @@ import (
 // sizes are the batch sizes of runs.
 var sizes = []int{1, 4, 16, 64, 256, 1000}
 
-// A measured is the runs of a model at a batch size; times are medians in us.
-type measured struct {
+// A runResult is the runs of a model at a batch size; times are medians in us.
+type runResult struct {
 	Model  string  `json:"model"`
 	Batch  int     `json:"batch_size"`
 	Card   float64 `json:"card_us"`
@@ -58,7 +58,7 @@ func (r *run) measureRuns(ctx context.Context) error {
 		return err
 	}
 	defer bare.stop()
-	var all []measured
+	var all []runResult
 	fmt.Printf("%s, ONNX Runtime %s; medians of %d rounds, us\n", card.GPU(), card.Info().Version,
 		r.rounds)
 	fmt.Println("model batch     card  (p99)      CPU   Python  P/card  CPU/card   apart")
@@ -78,7 +78,7 @@ func (r *run) measureRuns(ctx context.Context) error {
 }
 
 func (r *run) runsOf(ctx context.Context, v *models.Version, card, cpu *runtime.ONNX,
-	bare *bare) (all []measured, err error) {
+	bare *bare) (all []runResult, err error) {
 	on := make([]runtime.Model, 2)
 	for i, x := range []*runtime.ONNX{card, cpu} {
 		if on[i], err = x.Load(ctx, v); err != nil {
@@ -96,7 +96,7 @@ func (r *run) runsOf(ctx context.Context, v *models.Version, card, cpu *runtime.
 		if err != nil {
 			return nil, err
 		}
-		m := measured{Model: v.Model, Batch: batch}
+		m := runResult{Model: v.Model, Batch: batch}
 		if m.Apart, err = apart(ctx, on[0], on[1], inputs); err != nil {
 			return nil, err
 		}
@@ -244,7 +244,7 @@ func (b *bare) stop() {
 }
 
 // draw draws the times by batch size, a panel a model.
-func (r *run) draw(all []measured) error {
+func (r *run) draw(all []runResult) error {
 	var panels []*picture.Panel
 	for _, name := range names {
 		p := picture.New(name, "batch size", "median of a run, ms")
@@ -254,11 +254,11 @@ func (r *run) draw(all []measured) error {
 		least, most := math.Inf(1), 0.
 		for i, series := range []struct {
 			name string
-			of   func(m measured) float64
+			of   func(m runResult) float64
 		}{
-			{"Muster, GPU", func(m measured) float64 { return m.Card }},
-			{"ONNX Runtime in Python, GPU", func(m measured) float64 { return m.Python }},
-			{"Muster, CPU", func(m measured) float64 { return m.CPU }},
+			{"Muster, GPU", func(m runResult) float64 { return m.Card }},
+			{"ONNX Runtime in Python, GPU", func(m runResult) float64 { return m.Python }},
+			{"Muster, CPU", func(m runResult) float64 { return m.CPU }},
 		} {
 			c := &picture.Curve{LineStyle: picture.LineOf(i), Mark: picture.MarkOf(i)}
 			for _, m := range all {

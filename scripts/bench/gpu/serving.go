@@ -87,8 +87,8 @@ func closed(ctx context.Context, c *client.Client, q *oip.Request, clients int, 
 	return us, float64(len(us)) / time.Since(start).Seconds(), err
 }
 
-// A served is what an agent on the card gives clients of the SDK on this machine.
-type served struct {
+// A servingResult is what an agent on the card gives clients of the SDK on this machine.
+type servingResult struct {
 	Model string  `json:"model"`
 	Batch int     `json:"batch_size"`
 	P50   float64 `json:"one_client_p50_us"`
@@ -137,7 +137,7 @@ func (r *run) measureServing(ctx context.Context) error {
 	}
 	defer bare.stop()
 	fmt.Println("model batch  p50 us   p99 us   8 clients/s   p99 us  Python/s  4 threads/s  8/1  8/4")
-	var all []served
+	var all []servingResult
 	for _, name := range names {
 		for _, batch := range []int{1, 16, 64, 256} {
 			q, err := queryOf(agent.repository, name, batch)
@@ -148,7 +148,7 @@ func (r *run) measureServing(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			s := served{Model: name, Batch: batch}
+			s := servingResult{Model: name, Batch: batch}
 			var one, many, alone, four, rate []float64
 			if _, _, err := closed(ctx, agent.Client, q, 8, r.time); err != nil { // lanes learn
 				return err
@@ -188,7 +188,7 @@ func (r *run) measureServing(ctx context.Context) error {
 func (r *run) measureMerging(ctx context.Context) error {
 	rates := map[string]map[string]float64{}
 	for _, settings := range []string{"", "merge: none\n"} {
-		if err := r.ofOne(ctx, settings, rates); err != nil {
+		if err := r.measureWithSettings(ctx, settings, rates); err != nil {
 			return err
 		}
 	}
@@ -199,8 +199,10 @@ func (r *run) measureMerging(ctx context.Context) error {
 	return nil
 }
 
-// ofOne measures queries/s of one item with further settings of the models, and adds them to rates.
-func (r *run) ofOne(ctx context.Context, settings string, rates map[string]map[string]float64) (
+// measureWithSettings measures queries/s of one item with further settings of the models, and adds
+// them to rates.
+func (r *run) measureWithSettings(ctx context.Context, settings string,
+	rates map[string]map[string]float64) (
 	err error) {
 	agent, err := r.start(ctx, settings)
 	if err != nil {

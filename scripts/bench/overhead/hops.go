@@ -33,7 +33,8 @@ type way struct {
 	rates   []float64 // queries/s of each round, many at a time
 
 	processes []*harness.Processes // that handle the queries
-	cpu       [][]float64          // the CPU time of a query in each, by round, many at a time, in us
+	// the CPU time of a query in each, by round, many at a time, in us
+	cpu [][]float64
 }
 
 // measureHops measures the time that Muster adds to a query's execution, and compares it with that
@@ -162,7 +163,8 @@ func (r *run) measureRates(ctx context.Context, f *harness.Fleet, two, sdk *way,
 		if err != nil {
 			return err
 		}
-		if !slices.ContainsFunc(all[2:], func(e harness.Executed) bool { return e.Count == 0 }) {
+		if !slices.ContainsFunc(all[2:],
+			func(e harness.ExecutionCount) bool { return e.Count == 0 }) {
 			break
 		}
 		if time.Since(begin) > time.Minute {
@@ -335,7 +337,7 @@ func inferring(c *client.Client, request *oip.Request) func(context.Context) err
 }
 
 // executed is what all agents together have executed.
-func executed(ctx context.Context, f *harness.Fleet) (sum harness.Executed, err error) {
+func executed(ctx context.Context, f *harness.Fleet) (sum harness.ExecutionCount, err error) {
 	all, err := f.Executed(ctx, "ncf")
 	for _, e := range all {
 		sum.Count, sum.Time = sum.Count+e.Count, sum.Time+e.Time

@@ -14,10 +14,11 @@ import (
 //go:embed hog.py
 var hog string
 
-// FillCard has a process of Python take all memory of the first card but for some MiB. It returns what
-// that process says of it, and a function that gives the memory back. The thread that calls must last
-// as long.
-func FillCard(ctx context.Context, leftMiB int) (said string, empty func() error, err error) {
+// OccupyCardMemory has a process of Python take all memory of the first card but for some MiB. It
+// returns what that process says of it, and a function that gives the memory back. The thread that
+// calls must last as long.
+func OccupyCardMemory(ctx context.Context, leftMiB int) (said string, empty func() error,
+	err error) {
 	process := exec.CommandContext(ctx, "python3", "-c", hog, strconv.Itoa(leftMiB))
 	process.Stderr, process.SysProcAttr = os.Stderr, ChildAttributes()
 	stdin, err := process.StdinPipe()

@@ -162,14 +162,15 @@ func Settle(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// An Executed is how many queries an agent has executed so far, and how long they took together.
-type Executed struct {
+// An ExecutionCount is how many queries an agent has executed so far, and how long they took
+// together.
+type ExecutionCount struct {
 	Count uint64
 	Time  time.Duration
 }
 
 // Executed returns, for each agent, what it has executed of the model.
-func (f *Fleet) Executed(ctx context.Context, model string) (all []Executed, err error) {
+func (f *Fleet) Executed(ctx context.Context, model string) (all []ExecutionCount, err error) {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	ctx = metadata.AppendToOutgoingContext(ctx, control.LocalHeader, "1")
@@ -178,7 +179,7 @@ func (f *Fleet) Executed(ctx context.Context, model string) (all []Executed, err
 		if err != nil {
 			return nil, err
 		}
-		var e Executed
+		var e ExecutionCount
 		answer, err := inference.NewGRPCInferenceServiceClient(conn).ModelStatistics(ctx,
 			&inference.ModelStatisticsRequest{})
 		if err != nil {

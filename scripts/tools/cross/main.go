@@ -3,9 +3,9 @@
 //	go run ./scripts/tools/cross ./cmd/muster/... darwin/arm64 windows/amd64
 //
 // It checks the types of the program's packages, of their tests and of all that they import, from
-// the sources. That finds what a compiler would report, takes 7 s of CPU time for each platform, and
-// leaves nothing in the build cache, where a build takes minutes for the first time. It does not
-// link.
+// the sources. That finds what a compiler would report, takes 7 s of CPU time for each platform,
+// and leaves nothing in the build cache, where a build takes minutes for the first time. It does
+// not link.
 package main
 
 import (
@@ -47,8 +47,8 @@ func main() {
 	}
 }
 
-// A listed package is one of `go list -json`.
-type listed struct {
+// A listedPackage package is one of `go list -json`.
+type listedPackage struct {
 	ImportPath, Dir string
 	GoFiles         []string
 	ImportMap       map[string]string // what its sources name, and which package that is
@@ -73,7 +73,7 @@ func check(program, platform string) (packages int, err error) {
 	}
 	c := checker{set: token.NewFileSet(), done: map[string]*types.Package{}, sizes: sizes}
 	for list := json.NewDecoder(bytes.NewReader(out)); ; packages++ { // who is imported comes first
-		var p listed
+		var p listedPackage
 		if err := list.Decode(&p); errors.Is(err, io.EOF) {
 			return packages, errors.Join(c.faults...)
 		} else if err != nil {
@@ -91,7 +91,7 @@ type checker struct {
 	faults []error
 }
 
-func (c *checker) checkPackage(p *listed) {
+func (c *checker) checkPackage(p *listedPackage) {
 	if p.ImportPath == "unsafe" || strings.HasSuffix(p.ImportPath, ".test") {
 		return
 	}
@@ -120,7 +120,7 @@ func (c *checker) checkPackage(p *listed) {
 // An importer finds what a package imports.
 type importer struct {
 	*checker
-	by *listed
+	by *listedPackage
 }
 
 func (i importer) Import(path string) (*types.Package, error) {

@@ -80,7 +80,7 @@ func run(graph, without string) error {
 		return err
 	}
 	if without != "" {
-		fmt.Println(b.leaving(strings.Split(without, ",")))
+		fmt.Println(b.weightWithout(strings.Split(without, ",")))
 		return nil
 	}
 	old, err := os.ReadFile(page)
@@ -279,9 +279,9 @@ func (b *coldBuild) owner(symbol string) string {
 	return ""
 }
 
-// leaving is what would leave the binary if none of our packages imported the paths, or what lies
-// below them.
-func (b *coldBuild) leaving(paths []string) (w weight) {
+// weightWithout is what would leave the binary if none of our packages imported the paths, or what
+// lies below them.
+func (b *coldBuild) weightWithout(paths []string) (w weight) {
 	kept := map[string]bool{}
 	var keep func(path string, ours bool)
 	keep = func(path string, ours bool) {
@@ -326,8 +326,9 @@ func (b *coldBuild) table() string {
 		}
 	}
 	var t strings.Builder
-	fmt.Fprintf(&t, "%.0f CPU seconds, of which %.1f to link, for %d packages of %d modules; %.1f MB, "+
-		"of which\n%.1f ONNX Runtime.\n\n", (sum.cpu + b.link).Seconds(), b.link.Seconds(),
+	fmt.Fprintf(&t,
+		"%.0f CPU seconds, of which %.1f to link, for %d packages of %d modules; %.1f MB, "+
+			"of which\n%.1f ONNX Runtime.\n\n", (sum.cpu + b.link).Seconds(), b.link.Seconds(),
 		sum.packages, len(modules), b.size/1e6, b.library/1e6)
 	t.WriteString("| module | packages | CPU s | MB | leaves with it: CPU s | MB |\n" +
 		"| --- | --- | --- | --- | --- | --- |\n")
@@ -342,7 +343,7 @@ func (b *coldBuild) table() string {
 		}
 		fmt.Fprintf(&t, "| %s |%s", module, modules[module].cells())
 		if direct[module] && module != own && strings.Contains(module, ".") {
-			w := b.leaving([]string{module})
+			w := b.weightWithout([]string{module})
 			fmt.Fprintf(&t, " %.1f | %.1f |\n", w.cpu.Seconds(), w.bytes/1e6)
 		} else {
 			t.WriteString(" | |\n")

@@ -37,7 +37,7 @@ measured are written beside the models, to ` + clicks.TestFile + `.`,
 				return err
 			}
 			if err := o.Validate(); err != nil {
-				return misuse.Of(err)
+				return misuse.Wrap(err)
 			}
 			ort, err := lib.open()
 			if err != nil {

@@ -112,7 +112,7 @@ func planCommand(dial Dial) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			terminal.SanitizeMessage(s)
+			terminal.SanitizeFields(s)
 			var b strings.Builder
 			b.WriteString(idleReason(s))
 			printPlan(&b, s)
@@ -220,7 +220,7 @@ func (c *changeOptions) run(cmd *cobra.Command,
 		if err != nil {
 			return err
 		}
-		terminal.SanitizeMessage(would)
+		terminal.SanitizeFields(would)
 		if !c.yes || c.dryRun {
 			var b strings.Builder
 			would.Proposal, would.Outlook = nil, ""

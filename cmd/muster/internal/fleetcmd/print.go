@@ -66,7 +66,7 @@ func idleReason(s *control.FleetState) string {
 
 // Print prints a state for people.
 func Print(w io.Writer, s *control.FleetState) error {
-	terminal.SanitizeMessage(s)
+	terminal.SanitizeFields(s)
 	if why := idleReason(s); why != "" {
 		_, err := io.WriteString(w, why)
 		return err

@@ -80,7 +80,7 @@ func (f *Source) askFirst(ctx context.Context) (*control.FleetStatus, error) {
 	s, err := control.NewControlClient(f.conn).Status(ctx, &control.StatusRequest{})
 	switch status.Code(err) {
 	case codes.OK:
-		terminal.SanitizeMessage(s)
+		terminal.SanitizeFields(s)
 		return s, nil
 	case codes.Unimplemented:
 		return nil, fmt.Errorf("%s cannot report on a fleet: it is not a Muster agent", address)

@@ -11,8 +11,8 @@ type misuse struct{ error }
 
 func (m misuse) Unwrap() error { return m.error }
 
-// Of marks err. Of nil it is nil.
-func Of(err error) error {
+// Wrap marks err. Of nil it is nil.
+func Wrap(err error) error {
 	if err == nil {
 		return nil
 	}

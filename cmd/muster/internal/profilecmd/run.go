@@ -32,7 +32,7 @@ func (o *options) run(ctx context.Context, names []string, out, messages io.Writ
 		return err
 	}
 	if err := o.check(names, top); err != nil {
-		return misuse.Of(err)
+		return misuse.Wrap(err)
 	}
 	if o.samples != "" {
 		return o.measureSamples(ctx, names, out, messages)

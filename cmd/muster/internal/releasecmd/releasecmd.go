@@ -54,7 +54,7 @@ type keeper interface {
 // A place is the store that --store names, and how releases are written there.
 type place struct {
 	address string
-	signing storecmd.Signing
+	signing storecmd.SigningOptions
 	above   uint64
 }
 
@@ -118,7 +118,7 @@ func runCall(dial Dial, cmd *cobra.Command, in *place, do func(ctx context.Conte
 			}
 			return terminal.PrintJSON(cmd.OutOrStdout(), json.RawMessage(text))
 		}
-		terminal.SanitizeMessage(resp)
+		terminal.SanitizeFields(resp)
 		return print(cmd.OutOrStdout(), resp)
 	}
 	return cmd

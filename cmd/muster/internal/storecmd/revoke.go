@@ -17,7 +17,7 @@ import (
 
 func newRevoke() *cobra.Command {
 	var address, why, key string
-	var signing Signing
+	var signing SigningOptions
 	cmd := &cobra.Command{
 		Use:   "revoke MODEL@VERSION...",
 		Short: "Take versions out of service in all fleets that follow a store",
@@ -84,8 +84,9 @@ A revocation holds as long as its document, models/MODEL/revoked/VERSION.json, i
 func signedBy(cmd *cobra.Command, s *store.Store, key string) (all []store.Revocation, err error) {
 	id, err := strconv.ParseUint(key, 16, 64)
 	if err != nil {
-		return nil, misuse.Errorf("key %q, want 16 hexadecimal digits, as minisign prints a key's number",
-			key)
+		return nil,
+			misuse.Errorf("key %q, want 16 hexadecimal digits, as minisign prints a key's number",
+				key)
 	}
 	index, err := s.Index(cmd.Context())
 	if err != nil {

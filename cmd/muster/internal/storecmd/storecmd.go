@@ -33,14 +33,14 @@ import (
 // Commands are `muster models push`, `pull` and `revoke`.
 func Commands() []*cobra.Command { return []*cobra.Command{newPush(), newPull(), newRevoke()} }
 
-// A Signing says with which key documents are signed, and for which fleet.
-type Signing struct {
+// A SigningOptions says with which key documents are signed, and for which fleet.
+type SigningOptions struct {
 	Key   string // the file of the private key; "": they are not
 	fleet string
 }
 
 // Add adds --sign and --fleet-name to flags. what is signed.
-func (s *Signing) Add(flags *pflag.FlagSet, what string) {
+func (s *SigningOptions) Add(flags *pflag.FlagSet, what string) {
 	flags.StringVar(&s.Key, "sign", "",
 		"`file` of a private key of minisign, with which "+what+" is signed")
 	flags.StringVar(&s.fleet, "fleet-name", "",
@@ -49,10 +49,12 @@ func (s *Signing) Add(flags *pflag.FlagSet, what string) {
 }
 
 // Fleet is the name of the fleets that follow the store at an address.
-func (s *Signing) Fleet(address string) string { return cmp.Or(s.fleet, store.FleetName(address)) }
+func (s *SigningOptions) Fleet(address string) string {
+	return cmp.Or(s.fleet, store.FleetName(address))
+}
 
 // Signer reads the key, for which it may ask for a password; nil if none is named.
-func (s *Signing) Signer(cmd *cobra.Command) (*store.Signer, error) {
+func (s *SigningOptions) Signer(cmd *cobra.Command) (*store.Signer, error) {
 	if s.Key == "" {
 		return nil, nil
 	}
@@ -99,7 +101,7 @@ func Self() string {
 
 func newPush() *cobra.Command {
 	var address, dir string
-	var signing Signing
+	var signing SigningOptions
 	var version int64
 	cmd := &cobra.Command{
 		Use:   "push MODEL|FOLDER...",

@@ -55,9 +55,9 @@ func PlainLines(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-// SanitizeMessage applies Plain to all strings in m, in place, except keys of maps. Fields of bytes
+// SanitizeFields applies Plain to all strings in m, in place, except keys of maps. Fields of bytes
 // are left as they are.
-func SanitizeMessage(m proto.Message) { plainFields(m.ProtoReflect()) }
+func SanitizeFields(m proto.Message) { plainFields(m.ProtoReflect()) }
 
 func plainFields(m protoreflect.Message) {
 	m.Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
