@@ -6,6 +6,10 @@ const (
 	// maxExact is the number of types with instances up to which a program is solved exactly. The
 	// simplex method takes 0.1 s for 100 types and 50 models, 2 s for 200 and 100.
 	maxExact = 64
+	// maxSteps is the number of steps of the simplex method after which a program counts as too
+	// hard. Some tens are usual, and 1,000 take 0.1 s; 50 models on 16 types, of which each holds a
+	// third of them, would take more than 20,000.
+	maxSteps = 1000
 	// approximate ends when its rate is proven to be within maxGap of the limit.
 	maxGap = 0.01
 	// minApproximatePrice is the lowest price, beside the mean, that does not count as 0.
@@ -48,6 +52,8 @@ type division struct {
 // its parts.
 func (s *Solver) solveApproximately(p *Program) *Solution {
 	n := len(s.types)
+	clear(s.price) // the simplex method may have begun
+	s.kept = nil
 	sol := s.newSolution(p)
 	share, ok := s.wholeShares()
 	if !ok {

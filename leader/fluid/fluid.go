@@ -44,7 +44,7 @@ type Program struct {
 	// of 99 % means 0.01.
 	Unserved float64
 	// Kept are the models that long runs of others may not block, see [Program.KeptFor]. With more
-	// than 64 types with instances it does not count.
+	// than 64 types with instances, or many models, it does not count.
 	Kept []Kept
 }
 

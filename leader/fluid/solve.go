@@ -108,7 +108,8 @@ type Solver struct {
 // Solve uses the revised simplex method with column generation (Dantzig and Wolfe, Operations
 // Research 8, 1960). Only the types' time and the unserved shares tie the bins together, so the
 // program has one row per type and per model. At given prices the best column sends each bin to its
-// cheapest type.
+// cheapest type. A program of more than maxExact types, or one that takes it more than maxSteps
+// steps, is solved approximately.
 func (s *Solver) Solve(p *Program) (*Solution, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
@@ -120,8 +121,7 @@ func (s *Solver) Solve(p *Program) (*Solution, error) {
 	if len(s.types) > maxExact || s.approximates {
 		return s.solveApproximately(p), nil
 	}
-	const enough = 100_000 // steps; some tens are usual, so more means a fault
-	for range enough {
+	for range maxSteps {
 		s.computeDuals()
 		if !s.chooseEntry() {
 			return s.makeSolution(p), nil
@@ -132,8 +132,7 @@ func (s *Solver) Solve(p *Program) (*Solution, error) {
 					"too small", len(p.Types), len(p.Bins))
 		}
 	}
-	return nil, fmt.Errorf("fluid program of %d types and %d bins: no end after %d steps",
-		len(p.Types), len(p.Bins), enough)
+	return s.solveApproximately(p), nil
 }
 
 func (s *Solver) prepareRows(p *Program) {

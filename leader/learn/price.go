@@ -19,9 +19,9 @@ const (
 	// within a minute.
 	pricedOver = 30 * time.Second
 	// A model has at most maxBins bins of batch sizes in the fluid program; fewer, but not less
-	// than minBins, if there are more than maxLatencies latencies by bin and class of lanes: 16
-	// MB.
-	maxBins, minBins, maxLatencies = 100, 5, 2_000_000
+	// than minBins, if there are more than maxAllBins bins of all models, so that the program is
+	// solved in a tenth of a second, or maxLatencies latencies by bin and class of lanes: 16 MB.
+	maxBins, minBins, maxAllBins, maxLatencies = 100, 5, 2000, 2_000_000
 	// minPriceChange is the least relative change of a price that is told. A price below noPrice
 	// counts as 0: it is a rounding error of the solver.
 	minPriceChange, noPrice = 0.02, 1e-9
@@ -198,7 +198,7 @@ func (s *State) fluidProgram(now time.Time) *fluid.Program {
 	classes, types := s.laneClasses(p, asked)
 	bins := maxBins
 	if n := len(classes) * len(asked); n > 0 {
-		bins = min(max(maxLatencies/n, minBins), maxBins)
+		bins = min(max(min(maxLatencies/n, maxAllBins/len(asked)), minBins), maxBins)
 	}
 	for i := range asked {
 		d := &asked[i]
