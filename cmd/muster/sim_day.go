@@ -116,7 +116,7 @@ may lead.
 func (o *dayOptions) simulate(cmd *cobra.Command) error {
 	cfg, err := o.config()
 	if err != nil {
-		return misuse.Of(err)
+		return misuse.Wrap(err)
 	}
 	for _, form := range o.forms {
 		if !slices.Contains(simday.Forms(), form) {
@@ -125,7 +125,7 @@ func (o *dayOptions) simulate(cmd *cobra.Command) error {
 		}
 	}
 	if err := cfg.Renting.Validate(); err != nil {
-		return misuse.Of(err)
+		return misuse.Wrap(err)
 	}
 	started := time.Now()
 	var all []*simday.Result
