@@ -26,6 +26,7 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/openapi"
 	"github.com/muster-serve/muster/api/secure"
+	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/runtime"
 )
@@ -140,9 +141,10 @@ func (r *rest) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	// The mux would redirect such a path to its clean form.
+	req = withoutLastSlash(req)
 	if p := req.URL.EscapedPath(); p != path.Clean("/"+p) {
 		writeErrorStatus(w, http.StatusBadRequest,
-			fmt.Sprintf("path %q, want one without empty parts, dots and a slash at its end", p))
+			fmt.Sprintf("path %q, want one without empty parts and dots", p))
 		return
 	}
 	// The mux's own errors get the same JSON form as all others.
@@ -159,6 +161,18 @@ func (r *rest) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	r.mux.ServeHTTP(w, req)
+}
+
+// withoutLastSlash returns req without the slash at the end of its path, which some clients send.
+func withoutLastSlash(req *http.Request) *http.Request {
+	if len(req.URL.Path) < 2 || !strings.HasSuffix(req.URL.Path, "/") {
+		return req
+	}
+	cut := *req.URL
+	cut.Path, cut.RawPath = strings.TrimSuffix(cut.Path, "/"), strings.TrimSuffix(cut.RawPath, "/")
+	req = req.WithContext(req.Context())
+	req.URL = &cut
+	return req
 }
 
 // isDashboard reports whether a path is the dashboard's.
@@ -203,13 +217,16 @@ func (r *rest) serveRoot(w http.ResponseWriter, req *http.Request) error {
 	return writeJSON(w, about)
 }
 
-func (r *rest) serveLive(http.ResponseWriter, *http.Request) error { return nil }
+func (r *rest) serveLive(w http.ResponseWriter, _ *http.Request) error {
+	return writeJSON(w, map[string]any{"live": true})
+}
 
 func (r *rest) serverReady(w http.ResponseWriter, _ *http.Request) error {
 	if !r.Ready() {
 		writeErrorStatus(w, http.StatusServiceUnavailable, "not ready: "+r.unreadyReason())
+		return nil
 	}
-	return nil
+	return writeJSON(w, map[string]any{"ready": true})
 }
 
 func (r *rest) serverMetadata(w http.ResponseWriter, req *http.Request) error {
@@ -229,9 +246,12 @@ func (r *rest) modelConfig(w http.ResponseWriter, req *http.Request) error {
 }
 
 func (r *rest) modelReady(w http.ResponseWriter, req *http.Request) error {
-	if isReady, err := r.anyReady(req.PathValue("model"), req.PathValue("version")); err != nil ||
-		isReady {
+	isReady, err := r.anyReady(req.PathValue("model"), req.PathValue("version"))
+	switch {
+	case err != nil:
 		return err
+	case isReady:
+		return writeJSON(w, map[string]any{"name": req.PathValue("model"), "ready": true})
 	}
 	if r.alone.Load() { // for the reason
 		loaded, err := r.config.Worker.Acquire(req.PathValue("model"), req.PathValue("version"))
@@ -379,6 +399,25 @@ func (r *rest) receiveQuery(req *http.Request, charge *oip.Charge) (*oip.Request
 	return query, nil
 }
 
+// decodeBody decodes a query in any of the forms that a body may have.
+func (s *Server) decodeBody(req *http.Request, limit int64, charge *oip.Charge) (*oip.Request,
+	error) {
+	if !oip.IsRawTensor(req.Header) {
+		return oip.DecodeRequest(req, limit, charge)
+	}
+	metadata, err := s.anyMetadata(req.PathValue("model"), req.PathValue("version"))
+	if err != nil {
+		return nil, err
+	}
+	var inputs []tensor.Tensor
+	for _, in := range metadata.GetInputs() {
+		inputs = append(inputs, tensor.Tensor{
+			Name: in.GetName(), DataType: tensor.DataType(in.GetDatatype()), Shape: in.GetShape(),
+		})
+	}
+	return oip.DecodeRawTensor(req, inputs, limit, charge)
+}
+
 // decodeQuery decodes a query of at most limit bytes after decompression, and adds its bytes to
 // charge.
 func (s *Server) decodeQuery(req *http.Request, limit int64, charge *oip.Charge) (*oip.Request,
@@ -387,7 +426,7 @@ func (s *Server) decodeQuery(req *http.Request, limit int64, charge *oip.Charge)
 	if err != nil {
 		return nil, err
 	}
-	query, err := oip.DecodeRequest(plain, limit, charge)
+	query, err := s.decodeBody(plain, limit, charge)
 	var overloaded *runtime.OverloadedError
 	switch {
 	case err == nil:

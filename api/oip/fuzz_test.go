@@ -341,6 +341,32 @@ func FuzzBinary(f *testing.F) {
 	})
 }
 
+// FuzzRawTensor decodes any body as the data of an input of any type and shape.
+func FuzzRawTensor(f *testing.F) {
+	f.Add([]byte("12345678"), "FP32", int64(-1), int64(2))
+	f.Add([]byte("hello"), "BYTES", int64(-1), int64(-1))
+	f.Add([]byte{2}, "BOOL", int64(0), int64(math.MaxInt64))
+	f.Fuzz(func(t *testing.T, body []byte, datatype string, first, second int64) {
+		r := httptest.NewRequest("POST", "/", bytes.NewReader(body))
+		r.Header.Set(headerLength, "0")
+		req, err := DecodeRawTensor(r, []tensor.Tensor{{
+			Name: "x", DataType: dataType([]byte(datatype)), Shape: []int64{first, second},
+		}}, 1<<20, nil)
+		if err != nil {
+			return
+		}
+		defer req.Release()
+		in := req.Inputs[0]
+		n, err := tensor.Elements(in.Shape)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if in.DataType != tensor.Bytes && len(in.Data) != n*in.DataType.Size() {
+			t.Fatalf("%d bytes for %s %v", len(in.Data), in.DataType, in.Shape)
+		}
+	})
+}
+
 // FuzzWire compares the reading of single fields across buffers.
 func FuzzWire(f *testing.F) {
 	f.Add([]byte{0x80, 0x01, 0xff}, uint8(1))

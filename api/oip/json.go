@@ -277,6 +277,9 @@ func (r *jsonReader) expectWord(w string) error {
 	return nil
 }
 
+// skipNull moves past null, and reports whether it stood there.
+func (r *jsonReader) skipNull() bool { return r.next() == 'n' && r.expectWord("null") == nil }
+
 func (r *jsonReader) readBool() (bool, error) {
 	switch r.next() {
 	case 't':

@@ -211,6 +211,12 @@ func (r *Request) decodeJSON(text []byte) ([]jsonInput, error) {
 	seen := false
 	err := j.readObject(func(key string) (err error) {
 		switch key {
+		case "id", "parameters", "outputs": // null is as if the key were left out
+			if j.skipNull() {
+				return nil
+			}
+		}
+		switch key {
 		case "id":
 			r.ID, err = j.string()
 		case "parameters":
@@ -299,6 +305,9 @@ func decodeInput(j *jsonReader) (jsonInput, error) {
 				return nil
 			})
 		case "parameters":
+			if j.skipNull() {
+				return nil
+			}
 			err = j.readObject(func(key string) (err error) {
 				if key == "binary_data_size" {
 					in.binary, err = j.readNatural()
@@ -310,7 +319,9 @@ func decodeInput(j *jsonReader) (jsonInput, error) {
 				return j.skip(0)
 			})
 		case "data":
-			j.next()
+			if j.skipNull() {
+				return nil
+			}
 			in.data.start = j.pos
 			err = j.skip(0)
 			in.data.end = j.pos
@@ -348,6 +359,9 @@ func decodeRequestedOutput(j *jsonReader) (RequestedOutput, error) {
 		case "name":
 			out.Name, err = j.string()
 		case "parameters":
+			if j.skipNull() {
+				return nil
+			}
 			err = j.readObject(func(key string) (err error) {
 				if key == "binary_data" {
 					var v bool

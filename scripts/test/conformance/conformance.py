@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+import urllib.request
 
 import grpc
 import numpy as np
@@ -31,6 +32,7 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
+from agent import Agent
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
@@ -45,7 +47,6 @@ from tritonclient.utils import (
     triton_to_np_dtype,
 )
 
-START_TIMEOUT = 60  # seconds until the agent must be ready
 TOLERANCE = 1e-5  # relative, between ONNX Runtime in the agent and in Python
 
 
@@ -174,70 +175,6 @@ def triton_type(onnx_type):
 
 
 # ----------------------------------------------------------------- the agent
-
-
-class Agent:
-    """A running `muster agent`."""
-
-    def __init__(self, muster, work, *more):
-        self.lines = []
-        arguments = [
-            "--model-dir",
-            str(work / "models"),
-            "--state-dir",
-            str(work / "state"),
-        ]
-        arguments += [
-            "--http",
-            "127.0.0.1:0",
-            "--grpc",
-            "127.0.0.1:0",
-            "--metrics",
-            "127.0.0.1:0",
-            "--gossip",
-            "127.0.0.1:0",
-        ]
-        arguments += ["--log-format", "json", *more]
-        self.process = subprocess.Popen(
-            [str(muster), "agent", *arguments], stderr=subprocess.PIPE, text=True
-        )
-        messages = queue.Queue()
-        self.reader = threading.Thread(target=self.read, args=(messages,), daemon=True)
-        self.reader.start()
-        end = time.monotonic() + START_TIMEOUT
-        while True:
-            try:
-                record = messages.get(timeout=max(0, end - time.monotonic()))
-            except queue.Empty:
-                record = None
-            if record is None:
-                self.process.kill()
-                sys.exit("the agent did not become ready:\n" + "".join(self.lines))
-            if record.get("event") == "started":
-                self.http, self.grpc, self.metrics = (
-                    record[k] for k in ("http", "grpc", "metrics")
-                )
-            if record.get("event") == "ready":
-                return
-
-    def read(self, messages):
-        for line in self.process.stderr:
-            self.lines.append(line)
-            try:
-                messages.put(json.loads(line))
-            except ValueError:
-                pass
-        messages.put(None)
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            status = self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
-        self.reader.join()
-        return status
 
 
 # ---------------------------------------------------------------- the checks
@@ -1046,6 +983,36 @@ def check_openapi(agent, model):
                     equal(body, "", f"body of {where}")
 
 
+def check_raw_tensor(agent):
+    """Triton's raw binary request: the body is the input, and nothing else."""
+    x = np.array([[1, 2], [4, 8], [5, 10]], np.float32)
+    request = urllib.request.Request(
+        f"http://{agent.http}/v2/models/reciprocal/infer",
+        data=x.tobytes(),
+        headers={"Inference-Header-Content-Length": "0"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        length, body = int(answer.headers["Inference-Header-Content-Length"]), answer.read()
+    output = json.loads(body[:length])["outputs"][0]
+    equal(output["shape"], [3, 2], "shape")
+    got = np.frombuffer(body[length:], np.float32).reshape(3, 2)
+    same(got, 1 / x, "y")
+
+
+def check_kserve(agent):
+    """KServe's own client, in a process of its own: its messages have the names of Triton's."""
+    program = pathlib.Path(__file__).with_name("kserve_client.py")
+    code, out, err = output(sys.executable, str(program), agent.http, agent.grpc)
+    equal(code, 0, f"exit status ({out}{err})")
+
+
+def check_generated_client(agent):
+    """A client that is generated of the OpenAPI document."""
+    program = pathlib.Path(__file__).with_name("openapi_client.py")
+    code, out, err = output(sys.executable, str(program), agent.http)
+    equal(code, 0, f"exit status ({out}{err})")
+
+
 def check_curl_errors(agent):
     url = f"http://{agent.http}"
     infer = url + "/v2/models/reciprocal/infer"
@@ -1297,6 +1264,9 @@ def run(checks, agent, zoo, args):
         )
     checks.run("curl", check_curl, agent)
     checks.run("curl: bad requests", check_curl_errors, agent)
+    checks.run("raw binary request", check_raw_tensor, agent)
+    checks.run("KServe's client", check_kserve, agent)
+    checks.run("OpenAPI: a generated client", check_generated_client, agent)
     checks.run("OpenAPI document", check_openapi, agent, bounded)
     checks.run("body over the limit", check_too_large, agent)
     checks.run("half-closed connection", check_half_closed, agent)
