@@ -20,6 +20,7 @@ type Step struct {
 	Version *Version
 	// Inputs are the names of the tensors that the model gets, Outputs of those that it makes, ""
 	// for one that the ensemble does not name; both in the order of the model's signature.
+	// An optional input may be "" too.
 	Inputs, Outputs []string
 }
 
@@ -117,7 +118,7 @@ func (v *Version) assembleSteps(dir string) error {
 	for len(waiting) > 0 {
 		i := slices.IndexFunc(waiting, func(s namedStep) bool {
 			return !slices.ContainsFunc(s.Inputs,
-				func(in string) bool { return tensors[in] == nil })
+				func(in string) bool { return in != "" && tensors[in] == nil })
 		})
 		if i < 0 {
 			return stuckError(waiting, tensors)
@@ -199,9 +200,11 @@ func (v *Version) step(dir string, said *triton.ModelEnsembling_Step) (Step, err
 	if step.Inputs, err = mapNames("input", part.Inputs, said.GetInputMap()); err != nil {
 		return Step{}, err
 	}
-	if i := slices.Index(step.Inputs, ""); i >= 0 {
-		return Step{}, fmt.Errorf("input_map has nothing for the model's input %q",
-			part.Inputs[i].Name)
+	for i, name := range step.Inputs {
+		if name == "" && !part.Inputs[i].Optional {
+			return Step{}, fmt.Errorf("input_map has nothing for the model's input %q",
+				part.Inputs[i].Name)
+		}
 	}
 	if step.Outputs, err = mapNames("output", part.Outputs, said.GetOutputMap()); err != nil {
 		return Step{}, err
@@ -238,6 +241,9 @@ func mapNames(role string, ports []Port, names map[string]string) ([]string, err
 // run checks that the tensors that the step gets fit, and adds those that it makes.
 func (s *namedStep) run(tensors map[string]*madeTensor) error {
 	for i, name := range s.Inputs {
+		if name == "" { // an optional one
+			continue
+		}
 		t, p := tensors[name], s.Version.Inputs[i]
 		if err := checkFits(p, t.Port); err != nil {
 			return fmt.Errorf("input %q gets tensor %q of %s: %w", p.Name, name, t.by, err)
@@ -297,7 +303,7 @@ func stuckError(waiting []namedStep, tensors map[string]*madeTensor) error {
 	var names []string
 	for _, s := range waiting {
 		for i, name := range s.Inputs {
-			if tensors[name] == nil && !made[name] {
+			if name != "" && tensors[name] == nil && !made[name] {
 				return fmt.Errorf("%s: input %q gets tensor %q, which is no input of the ensemble "+
 					"and no output of a step", s.name, s.Version.Inputs[i].Name, name)
 			}

@@ -40,6 +40,14 @@ type Port struct {
 	// IDBounds: value v must satisfy -InferredBounds[i] <= v < InferredBounds[i], since ONNX counts
 	// negative ids from the end, and may be any where that is 0. It has indices as IDBounds has.
 	InferredBounds []int64
+	// Optional is whether a query may leave the input out: the model has a default.
+	Optional bool
+	// Whole is whether an input belongs to its query as a whole, without a batch size. So does each
+	// scalar.
+	Whole bool
+	// ModelShape is the shape that the model gets or gives in place of Shape (reshape in
+	// config.pbtxt), with dynamic dimensions as [Port.Reshape] says; nil: Shape.
+	ModelShape []int64
 	// Labels name the columns of an output that the model's file declares as maps; see [onnx.Port].
 	Labels []string
 	// Varies is whether an output may have another shape than Shape says: its file fixes the first
@@ -49,6 +57,49 @@ type Port struct {
 
 // IsScalar reports whether the tensor has no dimensions. Such an input is the same for all items.
 func (p *Port) IsScalar() bool { return p.Shape != nil && len(p.Shape) == 0 }
+
+// HasRows reports whether the first dimension of the tensors of a version that is not batchless is
+// the batch size.
+func (p *Port) HasRows() bool { return !p.Whole && !p.IsScalar() }
+
+// Reshape returns a shape that a query has in the form of to, where it has the form of from; one of
+// them is Shape and the other ModelShape. Dynamic dimensions of to are those of from, in their order.
+// It returns false if that does not give as many elements.
+func Reshape(shape, from, to []int64) ([]int64, bool) {
+	if len(shape) != len(from) {
+		return nil, false
+	}
+	var sizes []int64
+	for i, d := range from {
+		if d == Dynamic {
+			sizes = append(sizes, shape[i])
+		}
+	}
+	if countDynamic(to) != len(sizes) {
+		return nil, false
+	}
+	result := append([]int64{}, to...)
+	for i, d := range result {
+		if d == Dynamic {
+			result[i], sizes = sizes[0], sizes[1:]
+		}
+	}
+	before, err := tensor.Elements(shape)
+	if err != nil {
+		return nil, false
+	}
+	after, err := tensor.Elements(result)
+	return result, err == nil && before == after
+}
+
+func countDynamic(shape []int64) (n int) {
+	for _, d := range shape {
+		if d == Dynamic {
+			n++
+		}
+	}
+	return n
+}
 
 // Bounds returns a bound above every id that the input takes, by indices as in IDBounds; nil if one
 // of them has none. The ids from 0 on below it are valid.
@@ -149,11 +200,17 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	c.noteStray(dir, model, folder, read)
 	v := &Version{Model: model, Number: number, Path: path, Config: c}
 	var errs []error
-	v.Inputs, errs = mergePorts("input", s.Inputs, c.Inputs, c.Batchless)
-	v.inferBounds(s)
 	why := s.Batchless()
-	outputs, more := mergePorts("output", freeFirst(s.Outputs, c.Batchless || why != ""), c.Outputs,
-		c.Batchless)
+	whole := c.Batchless || why != ""
+	optional := v.chooseOptional(s)
+	v.Inputs, errs = mergePorts("input", slices.Concat(s.Inputs, optional),
+		withoutRows(c.Inputs, optional), c.Batchless)
+	for i := len(s.Inputs); i < len(v.Inputs); i++ {
+		p := &v.Inputs[i]
+		p.Optional, p.Whole = true, whole || optional[i-len(s.Inputs)].FixesFirst()
+	}
+	v.inferBounds(s)
+	outputs, more := mergePorts("output", freeFirst(s.Outputs, whole), c.Outputs, c.Batchless)
 	v.Outputs = outputs
 	errs = append(errs, more...)
 	v.noteOutputs(s)
@@ -179,8 +236,21 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	return v, nil
 }
 
-// checkInputs returns an error for each input whose shape nobody says.
+// checkInputs returns an error for each input whose shape nobody says, and for what is more than a
+// query may have.
 func (v *Version) checkInputs() (errs []error) {
+	for role, ports := range map[string][]Port{"input": v.Inputs, "output": v.Outputs} {
+		if n := len(ports); n > tensor.MaxCount {
+			errs = append(errs, fmt.Errorf("the model has %d %ss, expected at most %d", n, role,
+				tensor.MaxCount))
+		}
+		for i := range ports {
+			if p := &ports[i]; len(p.Shape) > tensor.MaxRank {
+				errs = append(errs, fmt.Errorf("%s %q has %d dimensions, expected at most %d", role,
+					p.Name, len(p.Shape), tensor.MaxRank))
+			}
+		}
+	}
 	for i := range v.Inputs {
 		if p := &v.Inputs[i]; p.Shape == nil {
 			errs = append(errs, fmt.Errorf("input %q has no shape: export the model with the shape of "+
@@ -191,16 +261,19 @@ func (v *Version) checkInputs() (errs []error) {
 	return errs
 }
 
-// keepWhole makes the rows of a version with scalars dependent on each other: a scalar that comes in
-// is of one query, and one that comes out is made of all its rows.
+// keepWhole makes the rows of a version with scalars or optional inputs dependent on each other: what
+// comes in without rows is of one query, and a scalar that comes out is made of all its rows.
 func (v *Version) keepWhole() {
-	i := slices.IndexFunc(slices.Concat(v.Inputs, v.Outputs), func(p Port) bool { return p.IsScalar() })
+	i := slices.IndexFunc(slices.Concat(v.Inputs, v.Outputs), func(p Port) bool {
+		return !p.HasRows() || p.Optional
+	})
 	if i < 0 || v.Batchless || !v.Config.RowsIndependent {
 		return
 	}
 	v.Config.RowsIndependent, v.Config.Merge = false, ""
 	v.Config.Notes = append(slices.Clone(v.Config.Notes), fmt.Sprintf("rows are not independent, "+
-		"whatever the settings say, because %q is a scalar: queries are neither split nor merged",
+		"whatever the settings say, because %q is optional or a scalar: queries are neither split nor "+
+		"merged",
 		slices.Concat(v.Inputs, v.Outputs)[i].Name))
 }
 
@@ -243,11 +316,65 @@ func (v *Version) noteOutputs(s *onnx.Signature) {
 	}
 }
 
-// inferBounds gives the inputs without id bounds those of their tables.
+const (
+	// maxOptional is how many inputs with a default a model may have that are for its clients to give.
+	// In a model with more, they are its weights: some exporters write all of them so. Chosen.
+	maxOptional = 32
+	// maxDefault bounds the bytes of such a default, which each run that does not give the input
+	// takes. Chosen.
+	maxDefault = 64 << 10
+)
+
+// chooseOptional returns the inputs with a default that a query may give: those that the settings
+// name, and if they are few and small all of them. Those of a model whose rows are independent are
+// its weights, unless the settings name them: an input without rows would end that.
+func (v *Version) chooseOptional(s *onnx.Signature) (optional []onnx.Port) {
+	var others []string
+	for _, p := range s.Defaults {
+		named := slices.ContainsFunc(v.Config.Inputs, func(in Port) bool { return in.Name == p.Name })
+		n, err := tensor.Elements(p.Shape)
+		small := len(s.Defaults) <= maxOptional && !v.Config.RowsIndependent &&
+			(err != nil || n*p.DataType.Size() <= maxDefault)
+		if named || small {
+			optional = append(optional, p)
+		} else {
+			others = append(others, strconv.Quote(p.Name))
+		}
+	}
+	if n := len(others); n > 0 {
+		if n > maxStray {
+			others = append(others[:maxStray], "...")
+		}
+		v.Config.Notes = append(slices.Clone(v.Config.Notes), fmt.Sprintf("%d inputs with a default are "+
+			"taken for weights, so queries cannot give them unless inputs of %s names them: %s", n,
+			ConfigFile, strings.Join(others, ", ")))
+	}
+	return optional
+}
+
+// withoutRows returns what is said of inputs with the first dimension of optional ones as their model
+// fixes it, where the settings have the batch size.
+func withoutRows(said []Port, optional []onnx.Port) []Port {
+	said = slices.Clone(said)
+	for i := range said {
+		for _, p := range optional {
+			if s := &said[i]; s.Name == p.Name && p.FixesFirst() && len(s.Shape) == len(p.Shape) &&
+				s.Shape[0] == Dynamic {
+				s.Shape = slices.Clone(s.Shape)
+				s.Shape[0] = p.Shape[0]
+			}
+		}
+	}
+	return said
+}
+
+// inferBounds gives the inputs without id bounds those of their tables. Those by column are of the
+// columns that the model sees.
 func (v *Version) inferBounds(s *onnx.Signature) {
 	for i := range v.Inputs {
-		if p := &v.Inputs[i]; len(p.IDBounds) == 0 {
-			p.InferredBounds = s.Bounds[p.Name]
+		p := &v.Inputs[i]
+		if b := s.Bounds[p.Name]; len(p.IDBounds) == 0 && (p.ModelShape == nil || len(b) == 1) {
+			p.InferredBounds = b
 		}
 	}
 }
@@ -438,6 +565,12 @@ func mergePorts(role string, have []onnx.Port, said []Port, batchless bool) ([]P
 		}
 		switch {
 		case s.Shape == nil:
+		case s.ModelShape != nil:
+			if p.Shape != nil && !isNarrower(s.ModelShape, p.Shape, batchless) {
+				errs = append(errs, fmt.Errorf("%s %q: reshape makes %v, the model has %v", role, s.Name,
+					s.ModelShape, p.Shape))
+			}
+			p.Shape, p.ModelShape = s.Shape, s.ModelShape
 		case p.IsScalar() && isOne(s.Shape): // Triton's settings have no scalars
 		case p.Shape == nil || isNarrower(s.Shape, p.Shape, batchless):
 			p.Shape = s.Shape

@@ -111,16 +111,15 @@ func (r *tritonReader) read(t *triton.ModelConfig, model string) {
 	}
 	for i, p := range t.GetInput() {
 		c.Inputs = append(c.Inputs, r.readPort("input", p.GetName(), p.GetDataType(), p.GetDims(),
-			most > 0))
+			p.GetReshape(), most > 0))
 		rest := r.rest.Input[i]
-		rest.Name, rest.DataType, rest.Dims = "", 0, nil
+		rest.Name, rest.DataType, rest.Dims, rest.Reshape, rest.Optional = "", 0, nil, nil, false
 	}
 	for i, p := range t.GetOutput() {
 		c.Outputs = append(c.Outputs, r.readPort("output", p.GetName(), p.GetDataType(),
-			p.GetDims(),
-			most > 0))
+			p.GetDims(), p.GetReshape(), most > 0))
 		rest := r.rest.Output[i]
-		rest.Name, rest.DataType, rest.Dims = "", 0, nil
+		rest.Name, rest.DataType, rest.Dims, rest.Reshape = "", 0, nil, nil
 	}
 	shaped := func(p Port) bool { return p.Shape != nil }
 	c.Batchless = most == 0 && (c.Ensemble != nil || slices.ContainsFunc(c.Inputs, shaped) ||
@@ -150,16 +149,18 @@ func (r *tritonReader) refuseSettings(t *triton.ModelConfig) {
 		"models run without custom operators")
 	refuse(len(t.GetBatchInput()) > 0, "batch_input", "the model gets the clients' tensors only")
 	refuse(len(t.GetBatchOutput()) > 0, "batch_output", "clients get the model's tensors only")
-	const keep, none = "clients and model have the same shape", "ONNX has no such tensors"
+	const none = "ONNX has no such tensors"
+	const step = "an ensemble has no model that would see another shape"
+	isEnsemble := t.GetEnsembleScheduling() != nil
 	for _, p := range t.GetInput() {
 		at := fmt.Sprintf("input %q: ", p.GetName())
-		refuse(p.GetReshape() != nil, at+"reshape", keep)
+		refuse(p.GetReshape() != nil && isEnsemble, at+"reshape", step)
 		refuse(p.GetAllowRaggedBatch(), at+"allow_ragged_batch", "all items have the same shape")
 		refuse(p.GetIsShapeTensor(), at+"is_shape_tensor", none)
 	}
 	for _, p := range t.GetOutput() {
 		at := fmt.Sprintf("output %q: ", p.GetName())
-		refuse(p.GetReshape() != nil, at+"reshape", keep)
+		refuse(p.GetReshape() != nil && isEnsemble, at+"reshape", step)
 		refuse(p.GetIsShapeTensor(), at+"is_shape_tensor", none)
 	}
 }
@@ -213,9 +214,9 @@ func (r *tritonReader) readVersionPolicy(p *triton.ModelVersionPolicy) {
 	}
 }
 
-// readPort reads an input or output. batched says whether dims lack the batch size.
+// readPort reads an input or output. batched says whether dims and reshape lack the batch size.
 func (r *tritonReader) readPort(role, name string, d triton.DataType, dims []int64,
-	batched bool) Port {
+	reshape *triton.ModelTensorReshape, batched bool) Port {
 	if name == "" {
 		r.fault("%s: has no name", role)
 	}
@@ -229,13 +230,37 @@ func (r *tritonReader) readPort(role, name string, d triton.DataType, dims []int
 			break
 		}
 	}
-	if len(dims) > 0 {
+	whole := func(dims []int64) []int64 {
 		if batched {
-			p.Shape = append(p.Shape, Dynamic)
+			return append([]int64{Dynamic}, dims...)
 		}
-		p.Shape = append(p.Shape, dims...)
+		return append([]int64{}, dims...)
 	}
+	if len(dims) > 0 {
+		p.Shape = whole(dims)
+	}
+	if reshape == nil {
+		return p
+	}
+	to := reshape.GetShape()
+	if len(dims) == 0 || countDynamic(dims) != countDynamic(to) || fixedSize(dims) != fixedSize(to) ||
+		slices.ContainsFunc(to, func(d int64) bool { return d < 1 && d != Dynamic }) {
+		r.fault("%s %q: reshape of dims %v to %v, expected as many elements, and as many dimensions of "+
+			"-1", role, name, dims, to)
+		return p
+	}
+	p.ModelShape = whole(to)
 	return p
+}
+
+// fixedSize returns the product of the dimensions that are not dynamic; -1 if it is too large.
+func fixedSize(dims []int64) int {
+	n, err := tensor.Elements(slices.DeleteFunc(slices.Clone(dims),
+		func(d int64) bool { return d == Dynamic }))
+	if err != nil {
+		return -1
+	}
+	return n
 }
 
 // dataType returns the protocol's name of a type; "" for none.

@@ -92,7 +92,7 @@ func (m *emulatedModel) Run(ctx context.Context, inputs []tensor.Tensor) (*Resul
 // leaves open are 1.
 func newZeros(p models.Port, batch int, batchless bool) (tensor.Tensor, error) {
 	shape, row := []int64{int64(batch)}, p.Shape[min(1, len(p.Shape)):]
-	if batchless && len(p.Shape) > 0 || p.IsScalar() {
+	if batchless && len(p.Shape) > 0 || !p.HasRows() {
 		shape, row = nil, p.Shape
 	}
 	for _, d := range row {

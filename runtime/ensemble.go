@@ -28,7 +28,7 @@ type ensembleModel struct {
 type ensembleStep struct {
 	model   Model
 	inputs  []models.Port // of the model
-	in, out []int         // -1: an output that is not a tensor of the ensemble
+	in, out []int         // -1: an input or output that is not a tensor of the ensemble
 	// done are the steps whose tensors nobody needs after this one.
 	done []int
 }
@@ -121,6 +121,10 @@ func (e *ensembleModel) Run(ctx context.Context, inputs []tensor.Tensor) (_ *Res
 		s := &e.steps[i]
 		given = slices.Grow(given[:0], len(s.in))
 		for at, n := range s.in {
+			if n < 0 { // optional, and not given
+				given = append(given, tensor.Tensor{})
+				continue
+			}
 			t := tensors[n]
 			t.Name = s.inputs[at].Name
 			given = append(given, t)

@@ -98,6 +98,9 @@ func (s *session) whyNoGraphs(v *models.Version) string {
 		return "its configuration does not say rows_independent"
 	}
 	for _, in := range v.Inputs {
+		if in.ModelShape != nil {
+			return fmt.Sprintf("input %q is reshaped", in.Name)
+		}
 		if in.DataType.Size() == 0 || slices.Contains(in.Shape[1:], onnx.Dynamic) {
 			return fmt.Sprintf("input %q has no fixed size", in.Name)
 		}

@@ -11,8 +11,8 @@ import (
 // gives an error instead of running the process out of memory.
 const largestTensor = 2 << 30
 
-// checkInputs checks that the inputs have the ports' data types and one batch size, except scalars,
-// and that their data has the length of their shapes, so that ONNX Runtime reads nothing beyond it. It returns the
+// checkInputs checks that the inputs have the ports' data types and one batch size, except those that
+// belong to the query as a whole, and that their data has the length of their shapes, so that ONNX Runtime reads nothing beyond it. It returns the
 // batch size, which is 1 without a batch.
 func checkInputs(ports []models.Port, inputs []tensor.Tensor, batchless bool) (batch int,
 	err error) {
@@ -22,6 +22,9 @@ func checkInputs(ports []models.Port, inputs []tensor.Tensor, batchless bool) (b
 	first := -1 // the input that says the batch size
 	for i, in := range inputs {
 		want := &ports[i]
+		if want.Optional && in.DataType == "" {
+			continue
+		}
 		if in.DataType != want.DataType {
 			return 0, fmt.Errorf("input %q is %s, want %s", want.Name, in.DataType, want.DataType)
 		}
@@ -40,7 +43,7 @@ func checkInputs(ports []models.Port, inputs []tensor.Tensor, batchless bool) (b
 		switch {
 		case batchless:
 			batch = 1
-		case want.IsScalar():
+		case !want.HasRows():
 		case first < 0:
 			batch, first = int(in.Shape[0]), i
 		case int(in.Shape[0]) != batch:

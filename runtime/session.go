@@ -63,8 +63,10 @@ type session struct {
 	stamps  stamps // of the files when the version was loaded; nil for a further session of it
 	threads threads
 	inputs  []models.Port
-	outputs []port
-	sizes   []int // bytes of an element, by output
+	// defaults are the values of inputs that a query leaves out, by input; nil: there are none.
+	defaults []tensor.Tensor
+	outputs  []port
+	sizes    []int // bytes of an element, by output
 	// batchless is whether a query has shapes of its own, without a batch size: models.Version has
 	// it.
 	batchless bool
@@ -297,14 +299,14 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 		if _, ok := elementTypes[in.DataType]; !ok {
 			return nil, fmt.Errorf("input %q has unknown data type %q", in.Name, in.DataType)
 		}
-		if in.DataType == tensor.Bytes || in.IsScalar() {
+		if in.DataType == tensor.Bytes || !in.HasRows() || in.Optional {
 			s.pieces = false
 		}
 	}
 	for _, out := range v.Outputs {
 		outputs = append(outputs, out.Name)
 		p := port{out, rowElements(out, v.Batchless), slices.Index(inputs, out.Name)}
-		if out.Varies {
+		if out.Varies || out.ModelShape != nil {
 			p.rowElements = -1
 		}
 		if p.rowElements < 0 && p.input < 0 {
@@ -312,6 +314,9 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 		}
 		s.outputs = append(s.outputs, p)
 		s.sizes = append(s.sizes, out.DataType.Size())
+	}
+	if err := s.readDefaults(); err != nil {
+		return nil, err
 	}
 	if len(inputs) == 0 || len(outputs) == 0 {
 		return nil, fmt.Errorf("has %d inputs and %d outputs: want at least one of each",
@@ -339,6 +344,65 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 	}
 	s.runs.New = func() any { return newRun(s) }
 	return s, nil
+}
+
+// readDefaults reads the values of optional inputs. ONNX Runtime has them too, but the binding has a
+// session take the same inputs in each run.
+func (s *session) readDefaults() error {
+	isOptional := func(p models.Port) bool { return p.Optional }
+	if !slices.ContainsFunc(s.inputs, isOptional) {
+		return nil
+	}
+	g, err := onnx.ReadGraph(s.version.Path)
+	if err != nil {
+		return err
+	}
+	s.defaults = make([]tensor.Tensor, len(s.inputs))
+	for i := range s.inputs {
+		if p := &s.inputs[i]; p.Optional {
+			if s.defaults[i], err = g.Default(p.Name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// withDefaults returns the inputs with the defaults of those that are left out.
+func (s *session) withDefaults(inputs []tensor.Tensor) []tensor.Tensor {
+	if s.defaults == nil {
+		return inputs
+	}
+	inputs = slices.Clone(inputs)
+	for i := range inputs {
+		if inputs[i].DataType == "" {
+			inputs[i] = s.defaults[i]
+		}
+	}
+	return inputs
+}
+
+// modelShape returns the shape that the model sees of an input.
+func (s *session) modelShape(i int, shape []int64) ([]int64, error) {
+	p := &s.inputs[i]
+	if p.ModelShape == nil {
+		return shape, nil
+	}
+	to, ok := models.Reshape(shape, p.Shape, p.ModelShape)
+	if !ok {
+		return nil, fmt.Errorf("shape %v cannot become %v", shape, p.ModelShape)
+	}
+	return to, nil
+}
+
+// queryShape returns the shape that a query gets of an output that the model gave a shape.
+func (p *port) queryShape(shape []int64) []int64 {
+	if p.ModelShape != nil {
+		if to, ok := models.Reshape(shape, p.ModelShape, p.Shape); ok {
+			return to
+		}
+	}
+	return shape
 }
 
 // plainSession creates a session of the model as it is; onCard is as for sessionOptions.
@@ -570,7 +634,7 @@ func (s *session) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, err
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", s.name, err)
 	}
-	return s.run(ctx, inputs, nil, batch)
+	return s.run(ctx, s.withDefaults(inputs), nil, batch)
 }
 
 // canJoin implements [joiningModel].
@@ -750,7 +814,11 @@ func (r *run) prepareOutputs(inputs []tensor.Tensor, batch int) error {
 		switch {
 		case out.input >= 0:
 			in := inputs[out.input]
-			r.shapes[i] = append(r.shapes[i][:0], in.Shape...)
+			shape, err := r.s.modelShape(out.input, in.Shape)
+			if err != nil {
+				return fmt.Errorf("input %q: %w", in.Name, err)
+			}
+			r.shapes[i] = append(r.shapes[i][:0], out.queryShape(shape)...)
 			o.Shape, o.Data = r.shapes[i], block[:len(in.Data):len(in.Data)]
 			copy(o.Data, in.Data)
 		case out.rowElements >= 0:
@@ -799,15 +867,19 @@ func (r *run) runRows(inputs []tensor.Tensor, batch, row, rows int,
 		r.pinner.Unpin() // the values that point to the memory are destroyed
 	}()
 	for i, in := range inputs {
+		if in.Shape, err = r.s.modelShape(i, in.Shape); err != nil {
+			return fmt.Errorf("input %q: %w", in.Name, err)
+		}
 		if in.DataType == tensor.Bytes {
 			r.in[i], err = newStrings(in)
 		} else {
-			data := in.Data
-			if len(in.Shape) > 0 {
+			data, first := in.Data, firstOf(in.Shape)
+			if rows < batch {
+				first = int64(rows)
 				stride := len(in.Data) / max(batch, 1)
 				data = data[row*stride : (row+rows)*stride]
 			}
-			r.in[i], err = r.newValue(in.DataType, in.Shape, rows,
+			r.in[i], err = r.newValue(in.DataType, in.Shape, first,
 				r.alignedData(i, in.DataType, data))
 		}
 		if err != nil {
@@ -821,7 +893,11 @@ func (r *run) runRows(inputs []tensor.Tensor, batch, row, rows int,
 		}
 		o := r.outputs[i]
 		stride := len(o.Data) / max(batch, 1)
-		r.out[i], err = r.newValue(o.DataType, o.Shape, rows, o.Data[row*stride:(row+rows)*stride])
+		first := firstOf(o.Shape)
+		if rows < batch {
+			first = int64(rows)
+		}
+		r.out[i], err = r.newValue(o.DataType, o.Shape, first, o.Data[row*stride:(row+rows)*stride])
 		if err != nil {
 			return fmt.Errorf("output %q: %w", out.Name, err)
 		}
@@ -838,7 +914,7 @@ func (r *run) runRows(inputs []tensor.Tensor, batch, row, rows int,
 	}
 	for i, out := range r.s.outputs {
 		if out.input < 0 && r.out[i] == nil {
-			r.outputs[i].Shape, r.outputs[i].Data = made[i].Shape, made[i].Data
+			r.outputs[i].Shape, r.outputs[i].Data = out.queryShape(made[i].Shape), made[i].Data
 		}
 	}
 	return nil
@@ -887,9 +963,17 @@ func (t *thread) do(work func() error) error {
 
 func (t *thread) stopThread() { close(t.work) }
 
-// newValue makes a value of ONNX Runtime that shares data: one of the given shape, but of rows in
-// place of its batch size. It pins data until r.pinner.Unpin.
-func (r *run) newValue(t tensor.DataType, shape []int64, rows int, data []byte) (ort.Value,
+// firstOf returns the first dimension, 0 of none.
+func firstOf(shape []int64) int64 {
+	if len(shape) == 0 {
+		return 0
+	}
+	return shape[0]
+}
+
+// newValue makes a value of ONNX Runtime that shares data: one of the given shape, but with another
+// first dimension. It pins data until r.pinner.Unpin.
+func (r *run) newValue(t tensor.DataType, shape []int64, first int64, data []byte) (ort.Value,
 	error) {
 	if len(data) == 0 {
 		data = empty[:] // the binding needs an address even for no elements
@@ -903,9 +987,7 @@ func (r *run) newValue(t tensor.DataType, shape []int64, rows int, data []byte) 
 		return v, nil
 	}
 	r.shape = append(r.shape[:0], shape...)
-	if !r.s.batchless {
-		r.shape[0] = int64(rows)
-	}
+	r.shape[0] = first
 	v, err := ort.NewCustomDataTensor(r.shape, data, elementTypes[t])
 	if err != nil {
 		return nil, err

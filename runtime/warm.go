@@ -132,10 +132,15 @@ func (l *Lanes) Calm() bool {
 	return oldest == 0 || l.sinceStart()-oldest > calmTime
 }
 
-// RandomInputs returns inputs of v with random values. Dimensions that the model leaves open are 1.
+// RandomInputs returns inputs of v with random values, without optional ones. Dimensions that the
+// model leaves open are 1.
 func RandomInputs(r *rand.Rand, v *models.Version, batch int) ([]tensor.Tensor, error) {
 	var inputs []tensor.Tensor
 	for _, p := range v.Inputs {
+		if p.Optional {
+			inputs = append(inputs, tensor.Tensor{})
+			continue
+		}
 		in, err := newZeros(p, batch, v.Batchless)
 		if err != nil {
 			return nil, fmt.Errorf("input %w", err)

@@ -17,7 +17,7 @@ import (
 
 // A validatedRequest is a request that fits the signature of its model.
 type validatedRequest struct {
-	inputs    []tensor.Tensor // in the order of the model's signature
+	inputs    []tensor.Tensor // in the order of the model's signature; zero: left out
 	batchSize int             // in [1, the model's largest]
 	first     string          // the input that says it
 	// positions of the wanted outputs in the signature, in the request's order
@@ -36,7 +36,10 @@ func validate(v *models.Version, req *oip.Request) (validatedRequest, error) {
 	given := make([]bool, len(v.Inputs))
 	for i := range req.Inputs {
 		t := &req.Inputs[i]
-		position := portIndex(v.Inputs, t.Name)
+		position := i // most clients keep the order
+		if i >= len(v.Inputs) || v.Inputs[i].Name != t.Name {
+			position = portIndex(v.Inputs, t.Name)
+		}
 		if position < 0 {
 			return validatedRequest{}, outcome.Invalid("unknown input %q, %s has %s", t.Name, v,
 				portNames(v.Inputs))
@@ -48,7 +51,7 @@ func validate(v *models.Version, req *oip.Request) (validatedRequest, error) {
 		if err := checkTensor(v, &v.Inputs[position], t); err != nil {
 			return validatedRequest{}, err
 		}
-		if !v.Batchless && !v.Inputs[position].IsScalar() {
+		if !v.Batchless && v.Inputs[position].HasRows() {
 			if err := q.checkBatch(v, t); err != nil {
 				return validatedRequest{}, err
 			}
@@ -61,10 +64,12 @@ func validate(v *models.Version, req *oip.Request) (validatedRequest, error) {
 		}
 		q.inputs[position] = *t
 	}
-	if i := slices.Index(given, false); i >= 0 {
-		return validatedRequest{}, outcome.Invalid("input %q is missing, %s takes %s",
-			v.Inputs[i].Name, v,
-			portNames(v.Inputs))
+	for i := range given {
+		if !given[i] && !v.Inputs[i].Optional {
+			return validatedRequest{}, outcome.Invalid("input %q is missing, %s takes %s",
+				v.Inputs[i].Name, v,
+				portNames(v.Inputs))
+		}
 	}
 	var err error
 	q.outputs, err = chooseOutputs(v, req.Outputs)
@@ -97,10 +102,10 @@ func checkTensor(v *models.Version, p *models.Port, t *tensor.Tensor) error {
 	}
 	if len(t.Shape) != len(p.Shape) {
 		return outcome.Invalid("input %q: shape %v has rank %d, want rank %d, shape %s", t.Name,
-			t.Shape, len(t.Shape), len(p.Shape), formatShape(v, p.Shape))
+			t.Shape, len(t.Shape), len(p.Shape), formatShape(v, p))
 	}
 	first := 1
-	if v.Batchless {
+	if v.Batchless || !p.HasRows() {
 		first = 0
 	}
 	for i := first; i < len(p.Shape); i++ {
@@ -109,7 +114,7 @@ func checkTensor(v *models.Version, p *models.Port, t *tensor.Tensor) error {
 			continue
 		}
 		return outcome.Invalid("input %q: shape %v, want %s (N is the batch size, -1 any size)",
-			t.Name, t.Shape, formatShape(v, p.Shape))
+			t.Name, t.Shape, formatShape(v, p))
 	}
 	return nil
 }
@@ -289,12 +294,12 @@ func portNames(ports []models.Port) string {
 	return strings.Join(names, ", ")
 }
 
-// formatShape formats a shape of v's signature with N as the batch size: [N 4].
-func formatShape(v *models.Version, dims []int64) string {
-	if v.Batchless {
-		return fmt.Sprint(dims)
+// formatShape formats the shape of an input of v with N as the batch size: [N 4].
+func formatShape(v *models.Version, p *models.Port) string {
+	if v.Batchless || !p.HasRows() {
+		return fmt.Sprint(p.Shape)
 	}
-	return strings.Replace(fmt.Sprint(dims), fmt.Sprint(models.Dynamic), "N", 1)
+	return strings.Replace(fmt.Sprint(p.Shape), fmt.Sprint(models.Dynamic), "N", 1)
 }
 
 // ParseVersion returns the number of the version that a request names; 0, the newest, for "". The

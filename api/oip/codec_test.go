@@ -300,9 +300,9 @@ func TestDecodeErrors(t *testing.T) {
 			`decode ModelInferRequest: field 1: a string of 65537 bytes, at most 65536 are accepted`},
 		{"many inputs",
 			&inference.ModelInferRequest{Inputs: slices.Repeat([]*inputTensor{{}}, maxTensors+1)},
-			`decode ModelInferRequest: field 5: more than 1024 tensors`},
+			`decode ModelInferRequest: field 5: more than 16384 tensors`},
 		{"many raw", &inference.ModelInferRequest{RawInputContents: make([][]byte, maxTensors+1)},
-			`decode ModelInferRequest: field 7: more than 1024 raw contents`},
+			`decode ModelInferRequest: field 7: more than 16384 raw contents`},
 		{"many dimensions", one(in("INT8", nil, make([]int64, highestRank+1)...)),
 			`decode ModelInferRequest: field 5: field 3: a shape of more than 64 dimensions`},
 	} {

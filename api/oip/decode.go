@@ -17,10 +17,13 @@ import (
 // Limits on the parts of a message. They are needed because a list takes more memory decoded than
 // on the wire.
 const (
-	maxTensors    = 1024 // inputs, or outputs
+	maxTensors    = tensor.MaxCount
 	maxParameters = 1024
-	highestRank   = 64
+	highestRank   = tensor.MaxRank
 )
+
+// fewTensors is how many tensors are compared with each other rather than by a map. Chosen.
+const fewTensors = 32
 
 // invalid is an error that wraps ErrInvalid, with the text message.
 type invalid struct{ message string }
@@ -579,14 +582,25 @@ func (b *body) readPlaced(s side) (*block, error) {
 
 // checkNames returns an error unless every tensor has a name that no other one has.
 func checkNames(tensors []tensor.Tensor, kind string) error {
+	var known map[string]bool
+	if len(tensors) > fewTensors {
+		known = make(map[string]bool, len(tensors))
+	}
 	for i := range tensors {
-		if tensors[i].Name == "" {
+		name := tensors[i].Name
+		if name == "" {
 			return invalidf("%s %d has no name", kind, i)
 		}
-		for j := range i {
-			if tensors[i].Name == tensors[j].Name {
-				return invalidf("%s %q is given twice", kind, tensors[i].Name)
+		twice := known[name]
+		if known != nil {
+			known[name] = true
+		} else {
+			for j := range i {
+				twice = twice || name == tensors[j].Name
 			}
+		}
+		if twice {
+			return invalidf("%s %q is given twice", kind, name)
 		}
 	}
 	return nil

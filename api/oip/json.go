@@ -643,8 +643,11 @@ func (r *jsonReader) readFloat(bits int) (float64, error) {
 	if v, ok := r.nonFinite(); ok {
 		return v, nil
 	}
-	if r.next() == '"' {
-		return 0, r.unexpectedText(`a number, "NaN", "Infinity" or "-Infinity"`)
+	switch r.next() {
+	case 'n': // what is missing, as pandas and JavaScript write it
+		return math.NaN(), r.expectWord("null")
+	case '"':
+		return 0, r.unexpectedText(`a number, null, "NaN", "Infinity" or "-Infinity"`)
 	}
 	start := r.pos
 	s, err := r.readNumber()

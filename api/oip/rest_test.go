@@ -259,15 +259,17 @@ func TestDecodeRequestErrors(t *testing.T) {
 		{"trailing comma", data("FP32", "[2]", "[1,2,]"), "",
 			`decode JSON: input "x": byte 65: expected a value, found ']'`},
 		{"string for a number", data("FP32", "[1]", `["1"]`), "",
-			`input "x": data: element 0: byte 61: expected a number, "NaN", "Infinity" or "-Infinity", found '"'`},
-		{"null for a number", data("FP32", "[1]", `[null]`), "",
-			`input "x": data: element 0: byte 61: expected a number, found 'n'`},
+			`input "x": data: element 0: byte 61: expected a number, null, "NaN", "Infinity" or "-Infinity", found '"'`},
+		{"null for an integer", data("INT32", "[1]", `[null]`), "",
+			`input "x": data: element 0: byte 62: expected a number, found 'n'`},
+		{"null cut short", data("FP32", "[1]", `[nul]`), "",
+			`decode JSON: input "x": byte 61: expected null, found 'n'`},
 		{"NaN for an integer", data("INT64", "[1]", `["NaN"]`), "",
 			`input "x": data: element 0: byte 62: expected a number, found '"'`},
 		{"infinity in short", data("FP32", "[1]", `["Inf"]`), "",
-			`input "x": data: element 0: byte 61: expected a number, "NaN", "Infinity" or "-Infinity", found '"'`},
+			`input "x": data: element 0: byte 61: expected a number, null, "NaN", "Infinity" or "-Infinity", found '"'`},
 		{"more than NaN", data("FP64", "[1]", `["NaN "]`), "",
-			`input "x": data: element 0: byte 61: expected a number, "NaN", "Infinity" or "-Infinity", found '"'`},
+			`input "x": data: element 0: byte 61: expected a number, null, "NaN", "Infinity" or "-Infinity", found '"'`},
 		{"minus NaN", data("FP32", "[1]", `[-NaN]`), "",
 			`decode JSON: input "x": byte 62: expected a value, found 'N'`},
 		{"leading zero", data("INT64", "[1]", `[01]`), "",
@@ -590,7 +592,7 @@ func TestNonFiniteJSON(t *testing.T) {
 	}
 	for _, tt := range []string{
 		`[1.5,"NaN","Infinity","-Infinity"]`, `[1.5,NaN,Infinity,-Infinity]`,
-		"[ 1.5 , \"NaN\"\n,Infinity , -Infinity ]",
+		"[ 1.5 , \"NaN\"\n,Infinity , -Infinity ]", `[1.5, null, "Infinity", -Infinity]`,
 	} {
 		for _, want := range answers {
 			text := fmt.Sprintf(`{"inputs":[{"name":%q,"datatype":%q,"shape":[4],"data":%s}]}`,

@@ -54,6 +54,13 @@ func DataTypes() []DataType {
 // Valid reports whether d is a type of the protocol.
 func (d DataType) Valid() bool { return d == Bytes || d.Size() > 0 }
 
+// Limits of a query and of an answer: a list takes more memory decoded than on the wire. Widest are
+// models with an input for each feature.
+const (
+	MaxCount = 1 << 14 // inputs, or outputs
+	MaxRank  = 64      // dimensions
+)
+
 // A Tensor is an input or an output of one query. The code that makes a Tensor owns Data, and must
 // document how long it stays valid.
 type Tensor struct {

@@ -86,6 +86,25 @@ func (g *Graph) Undeclare(d tensor.DataType) {
 	})
 }
 
+// Default returns the value of an input that is an initializer too.
+func (g *Graph) Default(input string) (tensor.Tensor, error) {
+	t, ok := g.Constant(input)
+	if !ok {
+		return tensor.Tensor{}, fmt.Errorf("input %q has no default", input)
+	}
+	size, err := t.size()
+	if err != nil {
+		return tensor.Tensor{}, fmt.Errorf("tensor %q: %w", input, err)
+	}
+	data, err := g.readData(t, int64(size))
+	if err != nil {
+		return tensor.Tensor{}, fmt.Errorf("tensor %q: %w", input, err)
+	}
+	return tensor.Tensor{
+		Name: input, DataType: t.DataType, Shape: append([]int64{}, t.Shape...), Data: data,
+	}, nil
+}
+
 // Externals returns the initializers whose elements are in other files. Their Data is not set.
 func (g *Graph) Externals() (all []Initializer, err error) {
 	for _, t := range g.initializers {

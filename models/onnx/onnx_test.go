@@ -73,6 +73,10 @@ func TestReadSignatureOfAnotherTool(t *testing.T) {
 		Domains:   map[string]int64{"com.microsoft": 1},
 		Inputs:    []Port{{Name: "x", DataType: tensor.FP32, Shape: []int64{Dynamic, 4}}},
 		Outputs:   []Port{{Name: "y", DataType: tensor.FP32}},
+		Defaults: []Port{
+			{Name: "flag", DataType: tensor.Bool, Shape: []int64{}},
+			{Name: "w", DataType: tensor.FP32, Shape: []int64{4, 2}},
+		},
 		Data:      []DataFile{{Location: "subgraphs.data", Size: 48}},
 		Operators: map[string]bool{"Add": true, "If": true, "MatMul": true},
 	}

@@ -28,6 +28,9 @@ type Signature struct {
 	// their values (see Port.Labels), and Graph has it so.
 	Inputs  []Port
 	Outputs []Port
+	// Defaults are the inputs that are initializers too: those that a run may leave out. Before IR
+	// version 4 each initializer had to be an input, so there are none.
+	Defaults []Port
 	// Without says of each other output why it cannot be served. A run need not ask for it.
 	Without []string
 	// Data lists the files that hold the model's external data.
@@ -193,7 +196,14 @@ func read(m message) (*Signature, error) {
 	}
 	var errs []error
 	for _, v := range r.inputs {
-		if _, ok := r.constants[v.name]; ok { // a default value, as IR version 3 demands
+		if c, ok := r.constants[v.name]; ok { // a default value
+			if p, err := v.toPort("input"); err == nil && r.signature.IRVersion >= 4 &&
+				c.shape != nil && p.DataType.Size() > 0 {
+				if p.Shape == nil {
+					p.Shape = c.shape
+				}
+				r.signature.Defaults = append(r.signature.Defaults, p)
+			}
 			continue
 		}
 		p, err := v.toPort("input")
