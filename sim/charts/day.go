@@ -15,9 +15,11 @@ func DrawDays(w io.Writer, format string, all []*day.Result) error {
 }
 
 func daysPicture(all []*day.Result) *picture.Picture {
-	panel := func(title, label string, from float64, of func(*renting.Totals) float64) *picture.Panel {
+	// from and to are always in a panel, so that curves that hardly change look so.
+	panel := func(title, label string, from, to float64,
+		of func(*renting.Totals) float64) *picture.Panel {
 		p := picture.New(title, "hour", label)
-		p.Height, p.Y.Min, p.Y.Max = 220, from, from
+		p.Height, p.Y.Min, p.Y.Max = 220, from, to
 		p.Add(picture.Grid{})
 		for i, r := range all {
 			v := &picture.Curve{LineStyle: picture.LineOf(i)}
@@ -33,11 +35,12 @@ func daysPicture(all []*day.Result) *picture.Picture {
 		return p
 	}
 	return picture.Page(2,
-		panel("Cost", "$/hr", 0, func(t *renting.Totals) float64 { return t.Dollars / t.Hours }),
-		panel("Accuracy of the answers", "", 1, func(t *renting.Totals) float64 { return t.Accuracy }),
-		panel("Queries answered in time", "%", 100,
+		panel("Cost", "$/hr", 0, 0, func(t *renting.Totals) float64 { return t.Dollars / t.Hours }),
+		panel("Accuracy of the answers", "", .99, 1,
+			func(t *renting.Totals) float64 { return t.Accuracy }),
+		panel("Queries answered in time", "%", 99, 100,
 			func(t *renting.Totals) float64 { return 100 * t.InTime }),
-		panel("Time in which machines run queries", "%", 0,
+		panel("Time in which machines run queries", "%", 0, 0,
 			func(t *renting.Totals) float64 { return 100 * t.Use }),
 	)
 }

@@ -187,6 +187,51 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 	}
 }
 
+// TestBill: no part of a day costs more than the limit and the kept machines, whatever the provider
+// takes and whoever is killed; the parts add up, all queries are counted, and spot machines make the
+// day cheaper.
+func TestBill(t *testing.T) {
+	run := func(spot bool) *Result {
+		c := small(t, 5)
+		c.Renting.Length, c.Renting.Speed = 4*time.Hour, 240
+		c.Curves[0].shift = 18 * time.Hour // it rises from the mean to the peak
+		c.Renting.Rent.MaxPrice, c.Renting.Choose.MaxPrice = 2, 2
+		c.Faults = faultsOf(t, "kill-r5n.large-2@1h", "kill-g4dn.xlarge-1@2h")
+		if spot {
+			c.Renting.Choose.SpotShare, c.Renting.Choose.MaxPool = .6, .6
+			c.Renting.SpotLosses = 1
+		}
+		r := mustRun(t, c, Renting)
+		sum, late := 0.0, 0
+		for _, w := range r.Windows {
+			if w.Dollars/w.Hours > 2+.149+1e-6 {
+				t.Errorf("$%.3f/hr from %.2f h on, above the limit of 2 and a kept machine",
+					w.Dollars/w.Hours, w.StartH)
+			}
+			sum, late = sum+w.Dollars, late+w.Late
+		}
+		if math.Abs(sum-r.Dollars) > 1e-4 || late != r.Late || r.Answered+r.Late < r.Queries {
+			t.Errorf("the parts are $%.4f and %d late, the day %+v", sum, late, r.Totals)
+		}
+		// 4 h at a mean of about 106 queries/s, of which one of 240 is simulated.
+		if r.Queries < 5500 || r.Queries > 7500 || r.Use < .3 || r.Use > 1 {
+			t.Errorf("%+v", r.Totals)
+		}
+		return r
+	}
+	demand, spot := run(false), run(true)
+	if spot.SpotTaken == 0 || demand.SpotTaken != 0 {
+		t.Errorf("%d and %d spot machines were taken", spot.SpotTaken, demand.SpotTaken)
+	}
+	if spot.Dollars > .9*demand.Dollars || spot.InTime < demand.InTime-.05 {
+		t.Errorf("with spot machines $%.2f, in time %.4f; without $%.2f, %.4f", spot.Dollars,
+			spot.InTime, demand.Dollars, demand.InTime)
+	}
+	if demand.Launches < 2 {
+		t.Errorf("%d machines launched, want the killed ones replaced", demand.Launches)
+	}
+}
+
 // TestDeterminism: two runs of one day give the same bytes.
 func TestDeterminism(t *testing.T) {
 	c := small(t, 3)

@@ -46,7 +46,7 @@ func TestParseFault(t *testing.T) {
 		"kill-leader@":             `got the time ""`,
 		"kill-leader@10":           `got the time "10", want a duration like`,
 		"kill-leader@-1s":          `got the time "-1s"`,
-		"kill-leader@200h":           `got the time "200h"`,
+		"kill-leader@200h":         `got the time "200h"`,
 		"freeze-leader@10s+":       `got the duration ""`,
 		"freeze-leader@10s+0s":     `got the duration "0s"`,
 		"delay@10s+1s:soon":        `got the amount "soon"`,

@@ -169,8 +169,9 @@ var epoch = time.Unix(0, 0).UTC()
 // step is the time between two steps of the decider.
 const step = 250 * time.Millisecond
 
-// dayStep is that between two steps, in the time of a day that is simulated.
-const dayStep = time.Second
+// dayStep is that between two steps, in the time of a day that is simulated. Chosen: it is short
+// beside what a machine takes to load, and half of a day's simulation is such steps.
+const dayStep = 2 * time.Second
 
 // Key is how a variant is named.
 func (v *Variant) Key() names.ModelKey { return leader.ModelID{Name: v.Name, Version: 1}.Key() }

@@ -220,9 +220,8 @@ func (r *Rental) act(a rent.Action) {
 // plan looks whether another fleet is to be desired, as agent/rent does it, and reports whether it
 // is.
 func (r *Rental) plan() (changes bool, err error) {
-	problem := r.problem()
-	if r.serves == nil || r.planned < 0 {
-		if r.serves, err = choose.Serves(problem); err != nil {
+	if r.serves == nil {
+		if r.serves, err = choose.Serves(r.problem()); err != nil {
 			return false, err
 		}
 	}
@@ -241,6 +240,7 @@ func (r *Rental) plan() (changes bool, err error) {
 	}
 	r.lacked, r.planned = strings.Join(lacked, " "), r.now
 	r.chooser.MarkPlanned(r.now)
+	problem := r.problem()
 	if r.serves, err = choose.Serves(problem); err != nil {
 		return false, err
 	}
