@@ -187,6 +187,11 @@ func TestPlanPlaceLarge(t *testing.T) {
 			Bound float64 `json:"bound_accuracy"`
 			Doubt string
 			Plans []struct{ Accuracy float64 }
+			// Where money buys more accuracy, both families and accuracy have a price.
+			Margin *struct {
+				Queries map[string]float64 `json:"usd_per_million_queries"`
+				Point   float64            `json:"usd_per_hour_per_point_of_accuracy"`
+			}
 		}
 		if err := json.Unmarshal([]byte(stdout), &r); err != nil {
 			t.Fatal(err)
@@ -195,5 +200,9 @@ func TestPlanPlaceLarge(t *testing.T) {
 			t.Errorf("within %s $/hr: %+v, and %v for less", budget, r, last)
 		}
 		last = r.Plans[0].Accuracy
+		if m := r.Margin; (m == nil) != (budget == "1e5") || m != nil && (len(m.Queries) != 2 ||
+			!(m.Queries["ctr"] > 0) || !(m.Queries["feed"] > m.Queries["ctr"]) || !(m.Point > 0)) {
+			t.Errorf("within %s $/hr: margin %+v", budget, m)
+		}
 	}
 }

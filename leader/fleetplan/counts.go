@@ -50,6 +50,7 @@ type countSearch struct {
 	found []candidate
 	// placed is, where the placement program decided all there is to decide, its solution.
 	placed *place.Solution
+	margin *Margin
 }
 
 type candidate struct {
@@ -79,6 +80,9 @@ func (s *countSearch) branch() {
 		r, ok := s.m.solve(n.lo, n.hi)
 		if !ok {
 			continue
+		}
+		if root {
+			s.margin = s.m.priceMargin(r)
 		}
 		n.bound = min(n.bound, r.bound)
 		i := s.m.maxFractional(r.counts)

@@ -63,7 +63,7 @@ func (p *Problem) boundMemory(shared *countSearch, pools []pool, all bool) (*cou
 	if all {
 		best.placed = placed
 	}
-	best.bound = max(best.value, min(best.bound, shared.bound))
+	best.bound, best.margin = max(best.value, min(best.bound, shared.bound)), shared.margin
 	return best, nil
 }
 

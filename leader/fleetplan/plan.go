@@ -29,6 +29,9 @@ type Plan struct {
 	Proven bool
 	// Duals are by type what one machine more would be worth, in $/hr, its price not counted.
 	Duals []float64
+	// Margin is what a little more would cost; nil if money buys no more, or the plan serves less or
+	// less accurately than it is to.
+	Margin *Margin
 	// value is what the plan is worth, bound what no plan is worth more than, in $/hr.
 	value, bound float64
 }
@@ -49,6 +52,58 @@ type FamilyPlan struct {
 	Rate               []float64 // queries/s by variant
 }
 
+// A Margin is what a little more costs: the duals, in dollars, of the relaxation in which machines
+// can be divided.
+type Margin struct {
+	// QueriesUSDPerMillion is, by family, what a million more of its queries cost that are answered
+	// as the others; 0 if it has none.
+	QueriesUSDPerMillion []float64
+	// AccuracyUSDPerHour is what a mean accuracy of 1 more of all answers would cost. Of so much only
+	// a small part can be bought.
+	AccuracyUSDPerHour float64
+}
+
+// priceMargin returns the margin at the present prices of lp; r is the solution.
+func (m *master) priceMargin(r *relaxed) *Margin {
+	price, served := m.lp.Price, 0.0
+	dollar := m.weights.cost // what it is worth
+	if m.budgetRow >= 0 {
+		dollar += price[m.budgetRow] / m.scale
+	}
+	margin := &Margin{QueriesUSDPerMillion: make([]float64, len(m.need))}
+	answered := make([]float64, len(m.need))
+	for j, x := range r.flows {
+		c := m.columns[j]
+		answered[c.family] += x * c.served
+		served += x * c.served
+		for _, u := range c.uses {
+			if row := m.poolRow[u.pool]; row >= 0 {
+				margin.QueriesUSDPerMillion[c.family] += x * u.machines * price[row] / dollar
+			}
+		}
+	}
+	open := m.budgetRow >= 0 && price[m.budgetRow] > 0 || !math.IsInf(m.problem.AccuracyUSDPerHour, 1)
+	for f, share := range answered {
+		open = open && share >= m.need[f]*(1-1e-6)
+		if share > 0 {
+			const hour = 3600
+			margin.QueriesUSDPerMillion[f] *= 1e6 / (share * m.demand * hour)
+		}
+	}
+	for _, row := range append(slices.Clone(m.targetRow), m.overallRow) { // targets that are missed
+		open = open && (row < 0 || price[row] < m.weights.shortage*(1-1e-6))
+	}
+	if !open || m.demand == 0 {
+		return nil
+	}
+	worth := m.weights.accuracy
+	if m.overallRow >= 0 {
+		worth += price[m.overallRow]
+	}
+	margin.AccuracyUSDPerHour = worth * served / dollar
+	return margin
+}
+
 // Solve plans a fleet. It returns nil if no fleet is within the budget.
 func Solve(p *Problem) (*Plan, error) {
 	plans, err := new(Planner).Plan(p, 1)
@@ -64,7 +119,7 @@ func (s *countSearch) makePlan(c candidate) *Plan {
 	plan := &Plan{
 		Counts: c.counts[:len(p.Types):len(p.Types)], Duals: make([]float64, len(p.Types)),
 		value: c.value * m.scale, bound: s.bound * m.scale,
-		Proven: s.bound <= c.value+worthwhile,
+		Proven: s.bound <= c.value+worthwhile, Margin: s.margin,
 	}
 	for t := range p.Types {
 		plan.CostUSDPerHour += float64(c.counts[t]) * p.Types[t].PriceUSDPerHour

@@ -328,6 +328,78 @@ func TestPlanner(t *testing.T) {
 	}
 }
 
+// TestMargin: a little more demand, or accuracy, costs what the margin says, if machines can be
+// divided.
+func TestMargin(t *testing.T) {
+	r := rand.New(rand.NewPCG(9, 9))
+	compared := 0
+	for k := range tries(200) {
+		p := randomProblem(r, 1+r.IntN(3), 1+r.IntN(3), 1+r.IntN(3))
+		for i := range p.Types {
+			p.Types[i].Max = 1000
+		}
+		p.Unserved = 0
+		if r.IntN(2) == 0 {
+			p.TargetAccuracy = .9 + .1*r.Float64()
+		}
+		cost := func(p *Problem) (float64, *Margin) {
+			m := newMaster(p, p.sharedPools())
+			relaxed, ok := m.solve(m.limits())
+			if !ok {
+				t.Fatal("no solution")
+			}
+			margin := m.priceMargin(relaxed)
+			sum := 0.0
+			for i := range p.Types {
+				sum += relaxed.counts[i] * p.Types[i].PriceUSDPerHour
+			}
+			return sum, margin
+		}
+		const little = 1e-4
+		now, margin := cost(p)
+		if margin == nil {
+			continue // not all queries can be answered
+		}
+		compared++
+		more, what := copyOf(p), "accuracy"
+		price := func(m *Margin) float64 { return m.AccuracyUSDPerHour * little }
+		if p.TargetAccuracy > 0 {
+			more.TargetAccuracy += little
+		} else {
+			what = "queries"
+			price = func(m *Margin) float64 {
+				sum := 0.0
+				for f := range p.Families {
+					for _, b := range p.Families[f].Bins {
+						sum += b.Rate * 3600 * m.QueriesUSDPerMillion[f] / 1e6 * little
+					}
+				}
+				return sum
+			}
+			for f := range more.Families {
+				more.Families[f].Bins = slices.Clone(more.Families[f].Bins)
+				for b := range more.Families[f].Bins {
+					more.Families[f].Bins[b].Rate *= 1 + little
+				}
+			}
+		}
+		then, after := cost(more)
+		if after == nil {
+			continue // there is no more of it
+		}
+		// Cost is convex, so it rises by what the margin says before, at least, and by what it says
+		// after, at most. Where accuracy is free of charge it is worth up to slight of the price.
+		tolerance := .01*price(margin) + 2*slight*little*now
+		if got := then - now; got < price(margin)-tolerance || got > price(after)+tolerance {
+			t.Errorf("%d: a little more %s costs %v, the margin says %v to %v", k, what, got,
+				price(margin), price(after))
+		}
+	}
+	if compared < 100 {
+		t.Errorf("%d problems compared", compared)
+	}
+}
+
 // TestPackSets: where very many sets fit a machine's memory, those that are looked at fit it, hold
 // every variant, and are maximal.
 func TestPackSets(t *testing.T) {

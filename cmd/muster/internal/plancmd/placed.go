@@ -120,6 +120,12 @@ func (p *Placed) Plan(ctx context.Context, top int, simulate bool,
 		Plans: []placedFleet{},
 	}
 	p.setBounds(r, first)
+	if m := first.Margin; m != nil {
+		r.Margin = &margin{Queries: map[string]float64{}, Point: roundTo6(m.AccuracyUSDPerHour / 100)}
+		for f, price := range m.QueriesUSDPerMillion {
+			r.Margin.Queries[p.fleet.Families[f].Name] = roundTo6(price)
+		}
+	}
 	if p.LeastAccuracy > 0 {
 		r.Objective = minCost
 	}
@@ -277,8 +283,16 @@ type PlacedReport struct {
 	Bound       float64       `json:"bound_accuracy,omitempty"`
 	BoundPrice  float64       `json:"bound_usd_per_hour,omitempty"`
 	Plans       []placedFleet `json:"plans"`
+	Margin      *margin       `json:"margin,omitempty"`
 	Notes       []string      `json:"notes,omitempty"`
 	Doubt       string        `json:"doubt,omitempty"`
+}
+
+// A margin is what a little more costs, if machines can be divided: a million queries, by family,
+// and a point of accuracy of all answers.
+type margin struct {
+	Queries map[string]float64 `json:"usd_per_million_queries"`
+	Point   float64            `json:"usd_per_hour_per_point_of_accuracy"`
 }
 
 type placedFleet struct {
@@ -378,6 +392,17 @@ func (r *PlacedReport) WriteText(w io.Writer) error {
 	case r.Bound > 0:
 		fmt.Fprintf(&b, "No fleet that serves as much has an accuracy above %.4f.\n",
 			math.Ceil(r.Bound*1e4-1e-6)/1e4)
+	}
+	if m := r.Margin; m != nil {
+		var queries []string
+		for _, f := range r.Families {
+			queries = append(queries, fmt.Sprintf("of %s $%.3f", f, m.Queries[f]))
+		}
+		fmt.Fprintf(&b, "A million queries more cost: %s", strings.Join(queries, ", "))
+		if m.Point > 0 {
+			fmt.Fprintf(&b, "; a point of accuracy more: $%.3f/hr", m.Point)
+		}
+		fmt.Fprintln(&b, ".")
 	}
 	if r.Doubt != "" {
 		fmt.Fprintf(&b, "\nNot sure: %s.\n", r.Doubt)
