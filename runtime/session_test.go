@@ -561,6 +561,24 @@ func TestWarm(t *testing.T) {
 	// beyond the table: the run must fail, so ids are drawn from the bounds
 	v.Inputs[1].IDBounds, v.Inputs[1].InferredBounds = []int64{1000}, nil
 	wantError(t, runtime.Warm(context.Background(), lanes, m, v), v.Path, "is out of bounds")
+	// what fails for a shape that nobody said says so, and leaves out no batch size
+	product := onnx.Model{
+		Inputs: []onnx.Port{
+			{Name: "x", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, onnx.Dynamic}},
+		},
+		Outputs: []onnx.Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 1}}},
+		Initializers: []onnx.Initializer{
+			{Name: "w", DataType: tensor.FP32, Shape: []int64{2, 1}, Data: floats(1, 2)},
+		},
+		Nodes: []onnx.Node{{Op: "MatMul", Inputs: []string{"x", "w"}, Outputs: []string{"y"}}},
+	}
+	open := write(t, &product, nil)
+	var shapes *runtime.ShapeError
+	err := runtime.Warm(context.Background(), lanes, load(t, x, open), open)
+	if !errors.As(err, &shapes) || !slices.Equal(shapes.Open, []string{"x"}) {
+		t.Errorf("got %v, want a ShapeError of x", err)
+	}
+	wantError(t, err, open.Path, "run batch size 1: ")
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := runtime.Warm(ctx, lanes, m, v); !errors.Is(err, context.Canceled) {

@@ -3,9 +3,11 @@ package runtime
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/muster-serve/muster/api/tensor"
@@ -20,6 +22,9 @@ import (
 // If rows are independent, it splits a batch into small queries with pauses between them, and ends
 // a batch size after 20 ms of execution. With a context of [Lanes.Considerate] it pauses only while
 // queries come.
+//
+// A run that fails may have failed for a shape that Warm has chosen. Then Warm goes on with the next
+// batch size, and its error wraps a [ShapeError] in the end.
 func Warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 	if err := warmModel(ctx, l, m, v); err != nil {
 		return fmt.Errorf("warm %s: %w", v.Path, err)
@@ -40,7 +45,45 @@ const (
 	warmEnough = 20 * time.Millisecond
 )
 
+// A ShapeError means that a model could not run with inputs of shapes that nobody has said: the
+// queries of its clients may have others.
+type ShapeError struct {
+	// Open are the inputs with dimensions that the model leaves open, other than the batch size.
+	Open []string
+	Err  error
+}
+
+func (e *ShapeError) Error() string { return e.Err.Error() }
+func (e *ShapeError) Unwrap() error { return e.Err }
+
+// shapeError returns the error of a warm-up run as a [ShapeError] if it may be for the shapes of the
+// inputs; else nil. An index that is out of bounds is not for the batch size.
+func shapeError(ctx context.Context, err error, v *models.Version) *ShapeError {
+	e := &ShapeError{Err: err}
+	for i := range v.Inputs {
+		p := &v.Inputs[i]
+		row := p.Shape
+		if !v.Batchless && p.HasRows() {
+			row = row[min(1, len(row)):]
+		}
+		if !p.Optional && slices.Contains(row, models.Dynamic) {
+			e.Open = append(e.Open, p.Name)
+		}
+	}
+	var device *DeviceError
+	var index *IndexError
+	var cut *CutError
+	if ctx.Err() != nil || errors.Is(err, ErrClosed) || errors.Is(err, ErrDraining) ||
+		errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) ||
+		errors.As(err, &device) || errors.As(err, &cut) ||
+		errors.As(err, &index) && len(e.Open) == 0 {
+		return nil
+	}
+	return e
+}
+
 func warmModel(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
+	var failed *ShapeError
 	r := rand.New(rand.NewPCG(uint64(v.Number), 0)) // any fixed seed
 	var speed lane.Line
 	for _, batch := range v.Config.WarmUp {
@@ -58,7 +101,15 @@ func warmModel(ctx context.Context, l *Lanes, m Model, v *models.Version) error 
 				Model: m, Inputs: inputs, BatchSize: n, Background: true,
 			})
 			if err != nil {
-				return fmt.Errorf("run batch size %d: %w", n, err)
+				err = fmt.Errorf("run batch size %d: %w", n, err)
+				e := shapeError(ctx, err, v)
+				if e == nil {
+					return err
+				}
+				if failed == nil {
+					failed = e
+				}
+				break
 			}
 			result.Release()
 			speed.Observe(n, result.Execution)
@@ -68,6 +119,9 @@ func warmModel(ctx context.Context, l *Lanes, m Model, v *models.Version) error 
 				return err
 			}
 		}
+	}
+	if failed != nil {
+		return failed
 	}
 	return nil
 }

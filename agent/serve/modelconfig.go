@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/api/triton"
 	"github.com/muster-serve/muster/models"
@@ -80,6 +81,7 @@ func configOf(m *control.Model, file *triton.ModelConfig) *triton.ModelConfig {
 	if config.Platform == "onnxruntime_onnx" {
 		config.Backend = "onnxruntime"
 	}
+	properties, _ := oip.ParseProperties(m.GetMetadata().GetProperties()) // an agent's own
 	dims := func(p *inference.ModelMetadataResponse_TensorMetadata) []int64 { return p.GetShape() }
 	if !isBatchless(m) {
 		config.MaxBatchSize = int32(m.GetLargestBatchSize())
@@ -95,6 +97,7 @@ func configOf(m *control.Model, file *triton.ModelConfig) *triton.ModelConfig {
 			in = inputs[i]
 		}
 		in.Name, in.DataType, in.Dims = p.GetName(), dataTypeOf(p), dims(p)
+		in.Optional = slices.Contains(properties.Optional, p.GetName())
 		config.Input = append(config.Input, in)
 	}
 	for _, p := range m.GetMetadata().GetOutputs() {

@@ -156,6 +156,7 @@ func (w *Worker) Metadata(v *models.Version) *inference.ModelMetadataResponse {
 		LargestBatchSize: v.Config.LargestBatchSize,
 		IDBounds:         idBounds(v.Inputs),
 		Labels:           labelsOf(v.Outputs),
+		Optional:         optionalOf(v.Inputs),
 		Batchless:        v.Batchless,
 	}
 	if a := v.Config.Accuracy; a > 0 {
@@ -209,6 +210,15 @@ func idBounds(ports []models.Port) map[string][]int64 {
 		}
 	}
 	return bounds
+}
+
+func optionalOf(ports []models.Port) (names []string) {
+	for i := range ports {
+		if ports[i].Optional {
+			names = append(names, ports[i].Name)
+		}
+	}
+	return names
 }
 
 // maxLabels bounds the bytes of an output's labels in the metadata, which goes to all agents. Chosen.

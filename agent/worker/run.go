@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -296,6 +297,11 @@ func (w *Worker) warmUp(ctx context.Context, v *models.Version, runs *runtime.Sp
 	part, err := w.placeVersion(ctx, v, runs)
 	for err == nil {
 		warm := runtime.Warm(ctx, part.Lanes, runs.On(part.Partition), v)
+		var shapes *runtime.ShapeError
+		if errors.As(warm, &shapes) {
+			w.warnOfShapes(v, shapes)
+			return nil
+		}
 		if warm != nil && !errors.Is(warm, runtime.ErrDraining) {
 			return warm
 		}
@@ -305,4 +311,16 @@ func (w *Worker) warmUp(ctx context.Context, v *models.Version, runs *runtime.Sp
 		}
 	}
 	return err
+}
+
+// warnOfShapes says that a version serves without being warm, and what would tell its shapes.
+func (w *Worker) warnOfShapes(v *models.Version, failed *runtime.ShapeError) {
+	advice := "list in warm_up the batch sizes that the model takes; with [] none runs"
+	if len(failed.Open) > 0 {
+		advice = fmt.Sprintf("give the sizes that it takes in inputs: [{name: %s, shape: [-1, ...]}]; "+
+			"with warm_up: [] nothing runs", failed.Open[0])
+	}
+	w.config.Log.Warn("the warm-up failed with shapes that the model leaves open; it serves all the same",
+		"model", v.Model, "version", v.Number, "error", failed, "settings", models.ConfigFile, "try",
+		advice)
 }

@@ -26,6 +26,8 @@ type Properties struct {
 	Score    map[string]float64 // score.MODEL
 	// Labels name the columns of outputs that are made of maps: labels.OUTPUT, a list in JSON.
 	Labels map[string][]string
+	// Optional are the inputs that a query may leave out: optional, a list in JSON.
+	Optional []string
 	// Batchless is whether the tensors have no batch dimension, so that a query counts as one item:
 	// batchless, "true" or left out.
 	Batchless bool
@@ -37,6 +39,7 @@ const (
 	scorePrefix    = "score."
 	labelsPrefix   = "labels."
 	batchless      = "batchless"
+	optional       = "optional"
 )
 
 // Map returns p in the form of the field `properties`.
@@ -62,14 +65,10 @@ func (p Properties) Map() map[string]string {
 		m[idBoundsPrefix+input] = strings.Join(s, ",")
 	}
 	for output, labels := range p.Labels {
-		b := []byte{'['}
-		for i, label := range labels {
-			if i > 0 {
-				b = append(b, ',')
-			}
-			b = appendJSONString(b, label)
-		}
-		m[labelsPrefix+output] = string(append(b, ']'))
+		m[labelsPrefix+output] = listOf(labels)
+	}
+	if len(p.Optional) > 0 {
+		m[optional] = listOf(p.Optional)
 	}
 	if p.Family != "" {
 		m["family"] = p.Family
@@ -134,24 +133,20 @@ func ParseProperties(m map[string]string) (Properties, error) {
 		}
 	}
 	p.Batchless = m[batchless] == "true"
+	if list := m[optional]; list != "" {
+		var err error
+		if p.Optional, err = parseList(optional, list); err != nil {
+			return Properties{}, err
+		}
+	}
 	for name, value := range m {
 		output, ok := strings.CutPrefix(name, labelsPrefix)
 		if !ok {
 			continue
 		}
-		var labels []string
-		j := jsonReader{text: []byte(value)}
-		err := j.readArray(func() error {
-			label, err := j.string()
-			labels = append(labels, label)
-			return err
-		})
-		if err == nil {
-			err = j.expectEnd()
-		}
+		labels, err := parseList(name, value)
 		if err != nil {
-			return Properties{}, fmt.Errorf("model property %s: %w, want a list of texts in JSON", name,
-				err)
+			return Properties{}, err
 		}
 		if p.Labels == nil {
 			p.Labels = map[string][]string{}
@@ -180,6 +175,35 @@ func ParseProperties(m map[string]string) (Properties, error) {
 		p.IDBounds[input] = bounds
 	}
 	return p, nil
+}
+
+// listOf returns texts as a list in JSON, for they may have any characters.
+func listOf(texts []string) string {
+	b := []byte{'['}
+	for i, text := range texts {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = appendJSONString(b, text)
+	}
+	return string(append(b, ']'))
+}
+
+// parseList parses the result of listOf, the property name.
+func parseList(name, value string) (texts []string, err error) {
+	j := jsonReader{text: []byte(value)}
+	err = j.readArray(func() error {
+		text, err := j.string()
+		texts = append(texts, text)
+		return err
+	})
+	if err == nil {
+		err = j.expectEnd()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("model property %s: %w, want a list of texts in JSON", name, err)
+	}
+	return texts, nil
 }
 
 func toMs(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -37,7 +37,7 @@ func TestRandomTypes(t *testing.T) {
 		})
 	}
 	for _, batch := range []int{1, 5} {
-		query, _, err := RandomQuery(metadata, batch, 1)
+		query, _, err := RandomQuery(metadata, batch, 1, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -88,6 +89,9 @@ type ModelOptions struct {
 	Seed uint64
 	// Given, if set, replaces the random inputs.
 	Given *Given
+	// Shapes are those of inputs with dimensions that the model leaves open, which are 1 otherwise. Of
+	// an input with a batch size the first dimension is that, and is not used.
+	Shapes map[string][]int64
 }
 
 // These limit the memory of a model's inputs. Spare rows, up to spareBytes, let queries of the same
@@ -172,12 +176,20 @@ func newModel(metadata *inference.ModelMetadataResponse, name string,
 		return nil, fmt.Errorf("the server's metadata lists no inputs")
 	}
 	rowBytes := 0
+	unused := maps.Clone(o.Shapes)
 	for _, in := range metadata.GetInputs() {
-		p, err := m.addInput(in)
+		if slices.Contains(properties.Optional, in.GetName()) && o.Shapes[in.GetName()] == nil {
+			continue // the model has a value
+		}
+		p, err := m.addInput(in, o.Shapes[in.GetName()])
 		if err != nil {
 			return nil, err
 		}
+		delete(unused, p.name)
 		rowBytes += p.rowBytes
+	}
+	for name := range unused {
+		return nil, fmt.Errorf("shape: the model has no input %q", name)
 	}
 	m.rows = max(m.LargestBatchSize, min(2*m.LargestBatchSize, spareBytes/rowBytes))
 	if m.rows > maxInputBytes/rowBytes {
@@ -196,7 +208,9 @@ func newModel(metadata *inference.ModelMetadataResponse, name string,
 }
 
 // addInput adds an input by its description, without values.
-func (m *TargetModel) addInput(d *inference.ModelMetadataResponse_TensorMetadata) (*input, error) {
+// given is the shape that a user wants; nil: any.
+func (m *TargetModel) addInput(d *inference.ModelMetadataResponse_TensorMetadata,
+	given []int64) (*input, error) {
 	in := input{name: d.GetName(), dataType: tensor.DataType(d.GetDatatype())}
 	size := in.dataType.Size()
 	if in.dataType == tensor.Bytes {
@@ -213,12 +227,17 @@ func (m *TargetModel) addInput(d *inference.ModelMetadataResponse_TensorMetadata
 	if in.shape = slices.Clone(d.GetShape()); !m.batchless && !in.scalar {
 		in.shape = in.shape[1:]
 	}
+	if given != nil {
+		if err := in.narrow(given, d.GetShape()); err != nil {
+			return nil, err
+		}
+	}
 	for i, n := range in.shape {
 		if n < 0 {
 			in.shape[i] = 1
 			m.Notes = append(m.Notes,
-				fmt.Sprintf("input %q: dimension %d is dynamic; sending 1", in.name,
-					len(d.GetShape())-len(in.shape)+i))
+				fmt.Sprintf("input %q: dimension %d is dynamic; sending 1 (--shape %[1]s:... sets it)",
+					in.name, len(d.GetShape())-len(in.shape)+i))
 		}
 	}
 	n, err := tensor.Elements(in.shape)
@@ -231,6 +250,27 @@ func (m *TargetModel) addInput(d *inference.ModelMetadataResponse_TensorMetadata
 	in.rowBytes = n * size
 	m.inputs = append(m.inputs, in)
 	return &m.inputs[len(m.inputs)-1], nil
+}
+
+// narrow gives the input the sizes of a shape where the model leaves them open.
+func (in *input) narrow(given, model []int64) error {
+	wrong := fmt.Errorf("shape: input %q has %v in the model, and %v cannot be that", in.name, model,
+		given)
+	if len(given) != len(model) {
+		return wrong
+	}
+	if len(model) > len(in.shape) && given[0] != 1 {
+		return fmt.Errorf("shape: the first dimension of input %q, %d, is the batch size, which has a "+
+			"flag of its own; want 1", in.name, given[0])
+	}
+	given = given[len(model)-len(in.shape):] // without the batch size
+	for i, n := range in.shape {
+		if n >= 0 && n != given[i] {
+			return wrong
+		}
+	}
+	in.shape = slices.Clone(given)
+	return nil
 }
 
 // wordLetters is how many letters a random string has.

@@ -11,13 +11,14 @@ import (
 
 // RandomQuery makes a query of the given batch size for the model that metadata describes, with
 // random inputs within the model's id bounds. The notes say what had to be guessed about the
-// inputs.
-func RandomQuery(metadata *inference.ModelMetadataResponse, batchSize int,
-	seed uint64) (query *oip.Request, notes []string, err error) {
+// inputs. shapes are those of some inputs; see [ModelOptions].
+func RandomQuery(metadata *inference.ModelMetadataResponse, batchSize int, seed uint64,
+	shapes map[string][]int64) (query *oip.Request, notes []string, err error) {
 	m, err := newModel(metadata, metadata.GetName(), ModelOptions{
 		LargestBatchSize: batchSize,
 		QoSTarget:        time.Second, // nothing is measured
 		Seed:             seed,
+		Shapes:           shapes,
 	})
 	if err != nil {
 		return nil, nil, err

@@ -457,13 +457,56 @@ func TestRandomQuery(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	query, notes, err := RandomQuery(metadata, 64, 1)
+	query, notes, err := RandomQuery(metadata, 64, 1, nil)
 	if err != nil || len(notes) != 0 || checkRequest(query) != nil {
 		t.Errorf("query %+v, notes %v, error %v", query, notes, err)
 	}
-	if _, _, err := RandomQuery(metadata, 65, 1); err == nil ||
+	if _, _, err := RandomQuery(metadata, 65, 1, nil); err == nil ||
 		!strings.Contains(err.Error(), "at most 64") {
 		t.Errorf("batch size 65: error %v", err)
+	}
+}
+
+// TestShapes: dimensions that a model leaves open are as its user says, and 1 otherwise; an optional
+// input is left out unless its shape is given.
+func TestShapes(t *testing.T) {
+	type described = inference.ModelMetadataResponse_TensorMetadata
+	metadata := &inference.ModelMetadataResponse{Name: "m", Inputs: []*described{
+		{Name: "images", Datatype: "FP32", Shape: []int64{-1, 3, -1, -1}},
+		{Name: "s", Datatype: "FP32"},
+		{Name: "bias", Datatype: "FP32", Shape: []int64{-1, 2}},
+	}, Properties: oip.Properties{Optional: []string{"bias"}}.Map()}
+	shapesOf := func(shapes map[string][]int64) (all [][]int64, err error) {
+		query, _, err := RandomQuery(metadata, 4, 1, shapes)
+		if err != nil {
+			return nil, err
+		}
+		for _, in := range query.Inputs {
+			n, _ := tensor.Elements(in.Shape)
+			if len(in.Data) != 4*n {
+				t.Errorf("%s of shape %v has %d bytes", in.Name, in.Shape, len(in.Data))
+			}
+			all = append(all, in.Shape)
+		}
+		return all, nil
+	}
+	for _, tt := range []struct {
+		given map[string][]int64
+		want  string
+	}{
+		{nil, "[[4 3 1 1] []]"},
+		{map[string][]int64{"images": {1, 3, 320, 640}}, "[[4 3 320 640] []]"},
+		{map[string][]int64{"bias": {1, 2}}, "[[4 3 1 1] [] [4 2]]"},
+		{map[string][]int64{"images": {1, 4, 320, 640}}, "[1 4 320 640] cannot be that"},
+		{map[string][]int64{"images": {1, 3, 320}}, "[1 3 320] cannot be that"},
+		{map[string][]int64{"images": {4, 3, 320, 640}}, "is the batch size"},
+		{map[string][]int64{"image": {1, 3, 320, 640}}, `no input "image"`},
+	} {
+		got, err := shapesOf(tt.given)
+		if text := fmt.Sprint(got); err == nil && text != tt.want ||
+			err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%v: got %s, %v, want %s", tt.given, text, err, tt.want)
+		}
 	}
 }
 

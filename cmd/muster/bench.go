@@ -15,6 +15,7 @@ import (
 	"github.com/muster-serve/muster/api/picture"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
+	"github.com/muster-serve/muster/cmd/muster/internal/inputs"
 	"github.com/muster-serve/muster/cmd/muster/internal/load"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/reference"
@@ -27,6 +28,7 @@ type benchOptions struct {
 	clientSettings
 	models         []string // NAME or NAME=SHARE
 	inputs         []string // FILE or MODEL=FILE
+	shapes         []string // INPUT:DIMxDIM
 	rate           float64  // queries a second over all models; 0 if not given
 	duration       time.Duration
 	queries        int // most queries to send; 0: no bound
@@ -113,6 +115,7 @@ ends with status 130.`,
 		"stop after this many queries; without --duration nothing else ends the load")
 	flags.StringArrayVar(&o.inputs, "input", nil,
 		"file with inputs, as FILE or MODEL=FILE: JSON queries or .npz; - for standard input")
+	flags.StringArrayVar(&o.shapes, "shape", nil, inputs.ShapeHelp)
 	flags.StringVar(&o.batch, "batch", "trace",
 		"batch sizes: trace, ribbon, gaussian:MEAN,SD, fixed:N or a CSV file")
 	flags.StringVar(&o.arrivals, "arrivals", "poisson",
@@ -193,7 +196,7 @@ func (o *benchOptions) check(cmd *cobra.Command) error {
 // load reads what the flags say about the load.
 func (o *benchOptions) load(cmd *cobra.Command) (*load.Load, error) {
 	options := load.Options{
-		Models: o.models, Inputs: o.inputs, Arrivals: o.arrivals, Rate: o.rate,
+		Models: o.models, Inputs: o.inputs, Shapes: o.shapes, Arrivals: o.arrivals, Rate: o.rate,
 		Find: o.findThroughput, QoSMS: o.qosMS, Timeout: o.timeout, Seed: o.seed,
 		LeastAccuracy: o.leastAccuracy,
 	}

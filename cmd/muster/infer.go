@@ -31,6 +31,7 @@ func newInferCommand() *cobra.Command {
 	var timeout time.Duration
 	var leastAccuracy float64
 	var asJSON bool
+	var shapes []string
 	cmd := &cobra.Command{
 		Use:   "infer MODEL|FAMILY",
 		Short: "Send one query by hand",
@@ -43,6 +44,7 @@ or as FILE.npz, written by NumPy, with an array for each input.`,
 		Example: `  muster infer ncf
   muster infer wnd --batch-size 256 --seed 3
   muster infer ncf --input query.json --json
+  muster infer yolo --shape images:1x3x320x320
   echo '{"inputs": [...]}' | muster infer ncf --input -`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: completeModels(&settings),
@@ -67,7 +69,7 @@ or as FILE.npz, written by NumPy, with an array for each input.`,
 				err = misuse.Wrap(err)
 			} else {
 				query, err = randomQuery(ctx, cmd.ErrOrStderr(), c, args[0], version, batchSize,
-					seed)
+					seed, shapes)
 			}
 			if err != nil {
 				return err
@@ -102,12 +104,14 @@ or as FILE.npz, written by NumPy, with an array for each input.`,
 	flags.StringVar(&input, "input", "",
 		"file with the query as JSON or .npz; - for standard input")
 	flags.IntVar(&batchSize, "batch-size", 1, "batch size of random inputs")
+	flags.StringArrayVar(&shapes, "shape", nil, inputs.ShapeHelp)
 	flags.Uint64Var(&seed, "seed", 0, "seed of random inputs")
 	flags.DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answer")
 	flags.Float64Var(&leastAccuracy, "min-accuracy", 0,
 		"minimum accuracy of the variant that answers for a family; 0 means any")
 	flags.BoolVar(&asJSON, "json", false, "print the answer as JSON, with all values")
 	cmd.MarkFlagsMutuallyExclusive("input", "batch-size")
+	cmd.MarkFlagsMutuallyExclusive("input", "shape")
 	return cmd
 }
 
@@ -115,15 +119,19 @@ or as FILE.npz, written by NumPy, with an array for each input.`,
 // reports for the model. The same seed gives the same values. It writes to stderr what a caller
 // should know about the values, such as inputs without id bounds.
 func randomQuery(ctx context.Context, stderr io.Writer, c *client.Client, model, version string,
-	batchSize int, seed uint64) (*oip.Request, error) {
+	batchSize int, seed uint64, shapes []string) (*oip.Request, error) {
 	if batchSize < 1 {
 		return nil, misuse.Errorf("batch-size: %d, want 1 or more", batchSize)
+	}
+	sizes, err := inputs.ParseShapes(shapes)
+	if err != nil {
+		return nil, misuse.Wrap(err)
 	}
 	metadata, err := c.ModelMetadata(ctx, model, version)
 	if err != nil {
 		return nil, err
 	}
-	query, notes, err := bench.RandomQuery(metadata, batchSize, seed)
+	query, notes, err := bench.RandomQuery(metadata, batchSize, seed, sizes)
 	if err != nil {
 		return nil, fmt.Errorf("make a query for %q: %w", model, err)
 	}

@@ -212,7 +212,7 @@ func (d *Driver) Beside(ctx context.Context, f *Fleet, model string) (time.Durat
 	var took time.Duration
 	sizes, random := workload.Trace(), rand.New(rand.NewPCG(1, 0))
 	for range queries {
-		query, _, err := bench.RandomQuery(metadata, sizes.Draw(random), 1)
+		query, _, err := bench.RandomQuery(metadata, sizes.Draw(random), 1, nil)
 		if err != nil {
 			return 0, err
 		}

@@ -95,3 +95,19 @@ func TestRows(t *testing.T) {
 		}
 	}
 }
+
+func TestParseShapes(t *testing.T) {
+	got, err := ParseShapes([]string{"images:1x3x320x320", "a:b:7"})
+	want := map[string][]int64{"images": {1, 3, 320, 320}, "a:b": {7}}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+	for _, wrong := range [][]string{
+		{"images"}, {":1x2"}, {"images:"}, {"images:1,2"}, {"images:1x0"}, {"images:-1"},
+		{"a:1", "a:2"},
+	} {
+		if _, err := ParseShapes(wrong); err == nil || !strings.Contains(err.Error(), "shape: ") {
+			t.Errorf("%q: got %v", wrong, err)
+		}
+	}
+}

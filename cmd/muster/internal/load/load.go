@@ -22,6 +22,7 @@ import (
 type Options struct {
 	Models    []string // NAME or NAME=SHARE
 	Inputs    []string // FILE or MODEL=FILE
+	Shapes    []string // INPUT:DIMxDIM
 	Arrivals  string
 	BatchSize string  // a distribution of batch sizes; "" if files of inputs give them, else trace
 	Rate      float64 // queries a second over all models; 0 if not given
@@ -45,6 +46,7 @@ type Load struct {
 	sizes   *workload.BatchSizes
 	loads   []workload.Load
 	given   map[string]*bench.Given // by model
+	shapes  map[string][]int64      // by input
 }
 
 // Read checks the options and opens the files that they name. It does not contact the server. If a
@@ -55,6 +57,13 @@ func Read(o Options, stdin io.Reader) (*Load, error) {
 		Workload: bench.Workload{
 			Arrivals: o.Arrivals, BatchSizes: o.BatchSize, RateQPS: o.Rate, Seed: o.Seed,
 		},
+	}
+	var err error
+	if l.shapes, err = inputs.ParseShapes(o.Shapes); err != nil {
+		return nil, err
+	}
+	if len(l.shapes) > 0 && (len(o.Models) != 1 || len(o.Inputs) > 0) {
+		return nil, errors.New("shape: is for the random inputs of one --model")
 	}
 	for _, m := range o.Models {
 		name, share, err := ParseShare(m)
@@ -98,7 +107,6 @@ func Read(o Options, stdin io.Reader) (*Load, error) {
 	case o.BatchSize == "":
 		l.Workload.BatchSizes = "trace"
 	}
-	var err error
 	l.sizes, err = workload.ParseBatchSizes(l.Workload.BatchSizes)
 	return l, err
 }
@@ -209,6 +217,7 @@ func (l *Load) Prepare(ctx context.Context, server bench.Server,
 			Seed:             l.options.Seed,
 			LargestBatchSize: sizes.Largest(),
 			Given:            l.given[name],
+			Shapes:           l.shapes,
 		}
 		m, err := bench.NewTargetModel(ctx, server, name, options)
 		if err != nil {
