@@ -86,7 +86,6 @@ static ort_status *read_table(const ort_info *info, const int64_t *f, struct bag
 	table->count = t.shape[0];
 	table->form = (enum bags_form)f[SHIM_FORM];
 	table->dim = t.shape[1] * (table->form == BAGS_INT4 ? 2 : 1);
-	table->mean = f[SHIM_MEAN] != 0;
 	if ((f[SHIM_SCALES] >= 0) != (table->form >= BAGS_INT8)) return fault("a table without scales");
 	if (f[SHIM_SCALES] < 0) return NULL;
 	TRY(constant(info, f[SHIM_SCALES], &t));
@@ -184,6 +183,7 @@ static ort_status *place(struct bags_table *table, const int64_t *f, const struc
 	}
 	const int64_t after = product(ids, split + !whole, ids->rank); // ids of one index of the split
 	table->lookups = single ? 1 : part.shape[reduce];
+	table->mean = f[SHIM_MEAN] != 0 && table->lookups > 0; // of nothing ReduceMean gives 0
 	table->inner = single ? 1 : product(ids, reduce + 1, ids->rank);
 	if (!whole && split == reduce) {
 		table->outer = 1;
