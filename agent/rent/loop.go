@@ -89,6 +89,8 @@ type loop struct {
 	shown  *control.FleetState
 	of     *control.DesiredFleet // what was desired when shown was made
 	paid   map[string]float64    // $/hr of the machines of agents, by the last step; never changed
+	// learned is what this leader has learned; nil: no step was made yet. It is never changed.
+	learned *control.LearnedRenting
 }
 
 // Run rents while this agent leads, until ctx ends.
@@ -215,6 +217,7 @@ func (l *loop) round(ctx context.Context) time.Duration {
 	l.exact = step.Exact
 	acted := l.act(ctx, p, &step)
 	l.count(&step)
+	l.noteLearned()
 	l.show(p, desired, seen, &step)
 	if acted && p.Process != nil {
 		return min(step.Next, time.Second)
@@ -267,6 +270,7 @@ func (l *loop) usePolicy(d *control.DesiredFleet) {
 	l.list = nil // of another provider, perhaps; if this one does not answer, nothing is known
 	if l.renter == nil {
 		l.renter, l.chooser = rent.New(p.Rent(), l.now()), choose.New(p.Choose())
+		l.takeLearned(d.GetLearned())
 	} else {
 		l.renter.SetPolicy(p.Rent())
 		l.chooser.SetConfig(p.Choose())

@@ -340,12 +340,18 @@ func (l *loop) setDesired(before, next *control.DesiredFleet) error {
 	if !l.knowsMost() {
 		return status.Error(codes.Unavailable, "this leader does not know yet what most know")
 	}
+	l.mu.Lock()
+	learned := l.learned
+	l.mu.Unlock()
 	l.manager.mu.Lock()
 	defer l.manager.mu.Unlock()
 	if l.manager.desired != before {
 		return status.Error(codes.Aborted, "the desired fleet has changed meanwhile: try again")
 	}
 	next.Epoch, next.Version = l.term.Epoch, before.GetVersion()+1
+	if learned != nil {
+		next.Learned = learned
+	}
 	l.manager.storeDesired(next)
 	l.term.Tell(next)
 	if textOf(before.GetCounts()) != textOf(next.Counts) || before.GetPolicy() != next.Policy ||

@@ -282,3 +282,53 @@ func TestLateFleetIsPlannedLarger(t *testing.T) {
 		}
 	})
 }
+
+// TestLearnedOutlivesLeader: how long machines boot and which load is safe go with what is desired,
+// so that the next leader knows them; a boot that is as expected makes no other version.
+func TestLearnedOutlivesLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := renter(t, t.TempDir())
+		r.config.Open = func(*policy.Policy) (cloud.Provider, error) {
+			return &cloudtest.Provider{Fleet: "test"}, nil
+		}
+		r.desired = &control.DesiredFleet{Known: true, Identity: "us"}
+		lead := func(epoch uint64) *loop {
+			l := &loop{manager: r, began: time.Now(), shown: &control.FleetState{},
+				starts: map[string]time.Time{}}
+			l.term = Term{Self: "k", Epoch: epoch, Tell: func(*control.DesiredFleet) {},
+				View: func() *control.View {
+					return &control.View{Members: []*control.Member{
+						{Name: "k", Lanes: 1, Role: "may"},
+					}}
+				}}
+			l.usePolicy(r.Desired())
+			r.term = l
+			return l
+		}
+		kind := rent.Kind{Type: "g4dn.xlarge"}
+		boot := func(l *loop, id string, took time.Duration) {
+			m := rent.Machine{Instance: rent.Instance{ID: id, Slot: rent.Slot{Kind: kind}},
+				Phase: rent.Starting}
+			l.count(&rent.Step{Machines: []rent.Machine{m}})
+			time.Sleep(took)
+			m.Phase = rent.Serving
+			l.count(&rent.Step{Machines: []rent.Machine{m}})
+			l.noteLearned()
+		}
+		first := lead(1)
+		boot(first, "i-1", 5*time.Minute)
+		version := r.Desired().GetVersion()
+		boot(first, "i-2", 5*time.Minute-10*time.Second)
+		if r.Desired().GetVersion() != version || version != 1 {
+			t.Errorf("version %d, then %d", version, r.Desired().GetVersion())
+		}
+		first.chooser.SetSafeLoad(.5, "late")
+		first.noteLearned()
+		next := lead(2)
+		boots, safe := next.chooser.BootTimes(), next.chooser.SafeLoad()
+		if boots[kind.Type] < 4*time.Minute || safe.Share != .5 || safe.Why != "late" {
+			t.Errorf("the next leader knows boots %v, a safe load of %v: %s", boots, safe.Share,
+				safe.Why)
+		}
+	})
+}

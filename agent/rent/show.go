@@ -127,7 +127,9 @@ func (l *loop) count(step *rent.Step) {
 			l.starts[m.ID] = time.Now().Add(-m.Age)
 		}
 		if at, known := l.starts[m.ID]; known && m.Phase == rent.Serving && !at.IsZero() {
-			l.manager.metrics.starts.Observe(time.Since(at).Seconds())
+			took := time.Since(at)
+			l.manager.metrics.starts.Observe(took.Seconds())
+			l.chooser.ObserveBoot(m.Slot.Type, took)
 			l.starts[m.ID] = time.Time{}
 		}
 	}

@@ -1580,15 +1580,16 @@ type DesiredFleet struct {
 	Version uint64                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"` // grows with each change, also from one leader to the next
 	// identity is random, and set once: instances carry it, so that two fleets of one name are told
 	// apart.
-	Identity      string        `protobuf:"bytes,3,opt,name=identity,proto3" json:"identity,omitempty"`
-	Policy        string        `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"` // the text of fleet.yaml
-	Counts        []*FleetCount `protobuf:"bytes,5,rep,name=counts,proto3" json:"counts,omitempty"` // of rented instances, by kind
-	Known         bool          `protobuf:"varint,6,opt,name=known,proto3" json:"known,omitempty"`  // counts were set; otherwise nothing is rented or returned
-	Why           string        `protobuf:"bytes,7,opt,name=why,proto3" json:"why,omitempty"`
-	By            string        `protobuf:"bytes,8,opt,name=by,proto3" json:"by,omitempty"`                              // who has set or approved it, "" of the leader itself
-	PausedNs      int64         `protobuf:"varint,9,opt,name=paused_ns,json=pausedNs,proto3" json:"paused_ns,omitempty"` // > 0: nothing is rented or returned for so long; < 0: until resumed
-	Electors      []string      `protobuf:"bytes,10,rep,name=electors,proto3" json:"electors,omitempty"`                 // addresses of the agents that may lead, for majorities
-	Destroyed     bool          `protobuf:"varint,11,opt,name=destroyed,proto3" json:"destroyed,omitempty"`              // all is to be returned, whatever is asked of the fleet
+	Identity      string          `protobuf:"bytes,3,opt,name=identity,proto3" json:"identity,omitempty"`
+	Policy        string          `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"` // the text of fleet.yaml
+	Counts        []*FleetCount   `protobuf:"bytes,5,rep,name=counts,proto3" json:"counts,omitempty"` // of rented instances, by kind
+	Known         bool            `protobuf:"varint,6,opt,name=known,proto3" json:"known,omitempty"`  // counts were set; otherwise nothing is rented or returned
+	Why           string          `protobuf:"bytes,7,opt,name=why,proto3" json:"why,omitempty"`
+	By            string          `protobuf:"bytes,8,opt,name=by,proto3" json:"by,omitempty"`                              // who has set or approved it, "" of the leader itself
+	PausedNs      int64           `protobuf:"varint,9,opt,name=paused_ns,json=pausedNs,proto3" json:"paused_ns,omitempty"` // > 0: nothing is rented or returned for so long; < 0: until resumed
+	Electors      []string        `protobuf:"bytes,10,rep,name=electors,proto3" json:"electors,omitempty"`                 // addresses of the agents that may lead, for majorities
+	Destroyed     bool            `protobuf:"varint,11,opt,name=destroyed,proto3" json:"destroyed,omitempty"`              // all is to be returned, whatever is asked of the fleet
+	Learned       *LearnedRenting `protobuf:"bytes,12,opt,name=learned,proto3" json:"learned,omitempty"`                   // absent: nothing was
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1700,6 +1701,76 @@ func (x *DesiredFleet) GetDestroyed() bool {
 	return false
 }
 
+func (x *DesiredFleet) GetLearned() *LearnedRenting {
+	if x != nil {
+		return x.Learned
+	}
+	return nil
+}
+
+// A LearnedRenting is what leaders have learned by renting.
+type LearnedRenting struct {
+	state protoimpl.MessageState     `protogen:"open.v1"`
+	Boots []*LearnedRenting_BootTime `protobuf:"bytes,1,rep,name=boots,proto3" json:"boots,omitempty"` // by instance type
+	// The share of what a fleet is expected to serve that may be planned for; 0: all. And why it is
+	// less, in words.
+	SafeLoad      float64 `protobuf:"fixed64,2,opt,name=safe_load,json=safeLoad,proto3" json:"safe_load,omitempty"`
+	WhySafeLoad   string  `protobuf:"bytes,3,opt,name=why_safe_load,json=whySafeLoad,proto3" json:"why_safe_load,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LearnedRenting) Reset() {
+	*x = LearnedRenting{}
+	mi := &file_control_control_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LearnedRenting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LearnedRenting) ProtoMessage() {}
+
+func (x *LearnedRenting) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LearnedRenting.ProtoReflect.Descriptor instead.
+func (*LearnedRenting) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *LearnedRenting) GetBoots() []*LearnedRenting_BootTime {
+	if x != nil {
+		return x.Boots
+	}
+	return nil
+}
+
+func (x *LearnedRenting) GetSafeLoad() float64 {
+	if x != nil {
+		return x.SafeLoad
+	}
+	return 0
+}
+
+func (x *LearnedRenting) GetWhySafeLoad() string {
+	if x != nil {
+		return x.WhySafeLoad
+	}
+	return ""
+}
+
 type FleetCount struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // "r5n.large", or "r5n.large@spot"
@@ -1710,7 +1781,7 @@ type FleetCount struct {
 
 func (x *FleetCount) Reset() {
 	*x = FleetCount{}
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1722,7 +1793,7 @@ func (x *FleetCount) String() string {
 func (*FleetCount) ProtoMessage() {}
 
 func (x *FleetCount) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1735,7 +1806,7 @@ func (x *FleetCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetCount.ProtoReflect.Descriptor instead.
 func (*FleetCount) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{19}
+	return file_control_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *FleetCount) GetKind() string {
@@ -1760,7 +1831,7 @@ type FleetRequest struct {
 
 func (x *FleetRequest) Reset() {
 	*x = FleetRequest{}
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1772,7 +1843,7 @@ func (x *FleetRequest) String() string {
 func (*FleetRequest) ProtoMessage() {}
 
 func (x *FleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1785,7 +1856,7 @@ func (x *FleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetRequest.ProtoReflect.Descriptor instead.
 func (*FleetRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{20}
+	return file_control_control_proto_rawDescGZIP(), []int{21}
 }
 
 type FleetState struct {
@@ -1810,7 +1881,7 @@ type FleetState struct {
 
 func (x *FleetState) Reset() {
 	*x = FleetState{}
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1822,7 +1893,7 @@ func (x *FleetState) String() string {
 func (*FleetState) ProtoMessage() {}
 
 func (x *FleetState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1835,7 +1906,7 @@ func (x *FleetState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetState.ProtoReflect.Descriptor instead.
 func (*FleetState) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{21}
+	return file_control_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *FleetState) GetDesired() *DesiredFleet {
@@ -1952,7 +2023,7 @@ type RentedMachine struct {
 
 func (x *RentedMachine) Reset() {
 	*x = RentedMachine{}
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1964,7 +2035,7 @@ func (x *RentedMachine) String() string {
 func (*RentedMachine) ProtoMessage() {}
 
 func (x *RentedMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1977,7 +2048,7 @@ func (x *RentedMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RentedMachine.ProtoReflect.Descriptor instead.
 func (*RentedMachine) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{22}
+	return file_control_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RentedMachine) GetInstance() string {
@@ -2049,7 +2120,7 @@ type HeldChange struct {
 
 func (x *HeldChange) Reset() {
 	*x = HeldChange{}
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2061,7 +2132,7 @@ func (x *HeldChange) String() string {
 func (*HeldChange) ProtoMessage() {}
 
 func (x *HeldChange) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2074,7 +2145,7 @@ func (x *HeldChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldChange.ProtoReflect.Descriptor instead.
 func (*HeldChange) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{23}
+	return file_control_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HeldChange) GetWhat() string {
@@ -2116,7 +2187,7 @@ type LackingKind struct {
 
 func (x *LackingKind) Reset() {
 	*x = LackingKind{}
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2128,7 +2199,7 @@ func (x *LackingKind) String() string {
 func (*LackingKind) ProtoMessage() {}
 
 func (x *LackingKind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2141,7 +2212,7 @@ func (x *LackingKind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LackingKind.ProtoReflect.Descriptor instead.
 func (*LackingKind) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{24}
+	return file_control_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LackingKind) GetKind() string {
@@ -2175,7 +2246,7 @@ type PricedKind struct {
 
 func (x *PricedKind) Reset() {
 	*x = PricedKind{}
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2187,7 +2258,7 @@ func (x *PricedKind) String() string {
 func (*PricedKind) ProtoMessage() {}
 
 func (x *PricedKind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2200,7 +2271,7 @@ func (x *PricedKind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PricedKind.ProtoReflect.Descriptor instead.
 func (*PricedKind) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{25}
+	return file_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PricedKind) GetKind() string {
@@ -2233,7 +2304,7 @@ type FleetProposal struct {
 
 func (x *FleetProposal) Reset() {
 	*x = FleetProposal{}
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2245,7 +2316,7 @@ func (x *FleetProposal) String() string {
 func (*FleetProposal) ProtoMessage() {}
 
 func (x *FleetProposal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2258,7 +2329,7 @@ func (x *FleetProposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetProposal.ProtoReflect.Descriptor instead.
 func (*FleetProposal) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{26}
+	return file_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FleetProposal) GetNumber() uint64 {
@@ -2330,7 +2401,7 @@ type SetFleetRequest struct {
 
 func (x *SetFleetRequest) Reset() {
 	*x = SetFleetRequest{}
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2342,7 +2413,7 @@ func (x *SetFleetRequest) String() string {
 func (*SetFleetRequest) ProtoMessage() {}
 
 func (x *SetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2355,7 +2426,7 @@ func (x *SetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFleetRequest.ProtoReflect.Descriptor instead.
 func (*SetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{27}
+	return file_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SetFleetRequest) GetExpectedVersion() uint64 {
@@ -2489,7 +2560,7 @@ type FleetCounts struct {
 
 func (x *FleetCounts) Reset() {
 	*x = FleetCounts{}
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2501,7 +2572,7 @@ func (x *FleetCounts) String() string {
 func (*FleetCounts) ProtoMessage() {}
 
 func (x *FleetCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2514,7 +2585,7 @@ func (x *FleetCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetCounts.ProtoReflect.Descriptor instead.
 func (*FleetCounts) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{28}
+	return file_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FleetCounts) GetCounts() []*FleetCount {
@@ -2556,7 +2627,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2568,7 +2639,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2581,7 +2652,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{29}
+	return file_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Model) GetName() string {
@@ -2713,7 +2784,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2725,7 +2796,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2738,7 +2809,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{30}
+	return file_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WatchRequest) GetChanges() bool {
@@ -2778,7 +2849,7 @@ type View struct {
 
 func (x *View) Reset() {
 	*x = View{}
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2790,7 +2861,7 @@ func (x *View) String() string {
 func (*View) ProtoMessage() {}
 
 func (x *View) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2803,7 +2874,7 @@ func (x *View) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use View.ProtoReflect.Descriptor instead.
 func (*View) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{31}
+	return file_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *View) GetMembers() []*Member {
@@ -2909,7 +2980,7 @@ type Leadership struct {
 
 func (x *Leadership) Reset() {
 	*x = Leadership{}
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2921,7 +2992,7 @@ func (x *Leadership) String() string {
 func (*Leadership) ProtoMessage() {}
 
 func (x *Leadership) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2934,7 +3005,7 @@ func (x *Leadership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leadership.ProtoReflect.Descriptor instead.
 func (*Leadership) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{32}
+	return file_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Leadership) GetEpoch() uint64 {
@@ -2975,7 +3046,7 @@ type TypePrice struct {
 
 func (x *TypePrice) Reset() {
 	*x = TypePrice{}
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2987,7 +3058,7 @@ func (x *TypePrice) String() string {
 func (*TypePrice) ProtoMessage() {}
 
 func (x *TypePrice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3000,7 +3071,7 @@ func (x *TypePrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypePrice.ProtoReflect.Descriptor instead.
 func (*TypePrice) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{33}
+	return file_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *TypePrice) GetType() string {
@@ -3044,7 +3115,7 @@ type ClassPrice struct {
 
 func (x *ClassPrice) Reset() {
 	*x = ClassPrice{}
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3056,7 +3127,7 @@ func (x *ClassPrice) String() string {
 func (*ClassPrice) ProtoMessage() {}
 
 func (x *ClassPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3069,7 +3140,7 @@ func (x *ClassPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassPrice.ProtoReflect.Descriptor instead.
 func (*ClassPrice) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{34}
+	return file_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ClassPrice) GetModels() []string {
@@ -3105,7 +3176,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3117,7 +3188,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3130,7 +3201,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{35}
+	return file_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Profile) GetModel() string {
@@ -3167,7 +3238,7 @@ type LaneLoad struct {
 
 func (x *LaneLoad) Reset() {
 	*x = LaneLoad{}
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3179,7 +3250,7 @@ func (x *LaneLoad) String() string {
 func (*LaneLoad) ProtoMessage() {}
 
 func (x *LaneLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3192,7 +3263,7 @@ func (x *LaneLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneLoad.ProtoReflect.Descriptor instead.
 func (*LaneLoad) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{36}
+	return file_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *LaneLoad) GetAgent() string {
@@ -3242,7 +3313,7 @@ type GatewayMessage struct {
 
 func (x *GatewayMessage) Reset() {
 	*x = GatewayMessage{}
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3254,7 +3325,7 @@ func (x *GatewayMessage) String() string {
 func (*GatewayMessage) ProtoMessage() {}
 
 func (x *GatewayMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3267,7 +3338,7 @@ func (x *GatewayMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayMessage.ProtoReflect.Descriptor instead.
 func (*GatewayMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{37}
+	return file_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GatewayMessage) GetHello() *GatewayHello {
@@ -3328,7 +3399,7 @@ type Failed struct {
 
 func (x *Failed) Reset() {
 	*x = Failed{}
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3340,7 +3411,7 @@ func (x *Failed) String() string {
 func (*Failed) ProtoMessage() {}
 
 func (x *Failed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3353,7 +3424,7 @@ func (x *Failed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failed.ProtoReflect.Descriptor instead.
 func (*Failed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{38}
+	return file_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Failed) GetModel() string {
@@ -3403,7 +3474,7 @@ type GatewayHello struct {
 
 func (x *GatewayHello) Reset() {
 	*x = GatewayHello{}
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3415,7 +3486,7 @@ func (x *GatewayHello) String() string {
 func (*GatewayHello) ProtoMessage() {}
 
 func (x *GatewayHello) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3428,7 +3499,7 @@ func (x *GatewayHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayHello.ProtoReflect.Descriptor instead.
 func (*GatewayHello) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{39}
+	return file_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GatewayHello) GetGateway() uint64 {
@@ -3487,7 +3558,7 @@ type Submit struct {
 
 func (x *Submit) Reset() {
 	*x = Submit{}
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3499,7 +3570,7 @@ func (x *Submit) String() string {
 func (*Submit) ProtoMessage() {}
 
 func (x *Submit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3512,7 +3583,7 @@ func (x *Submit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Submit.ProtoReflect.Descriptor instead.
 func (*Submit) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{40}
+	return file_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Submit) GetSequence() uint64 {
@@ -3633,7 +3704,7 @@ type MatchMessage struct {
 
 func (x *MatchMessage) Reset() {
 	*x = MatchMessage{}
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3645,7 +3716,7 @@ func (x *MatchMessage) String() string {
 func (*MatchMessage) ProtoMessage() {}
 
 func (x *MatchMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3658,7 +3729,7 @@ func (x *MatchMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchMessage.ProtoReflect.Descriptor instead.
 func (*MatchMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{41}
+	return file_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MatchMessage) GetReceived() uint64 {
@@ -3733,7 +3804,7 @@ type Split struct {
 
 func (x *Split) Reset() {
 	*x = Split{}
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3745,7 +3816,7 @@ func (x *Split) String() string {
 func (*Split) ProtoMessage() {}
 
 func (x *Split) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3758,7 +3829,7 @@ func (x *Split) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Split.ProtoReflect.Descriptor instead.
 func (*Split) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{42}
+	return file_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Split) GetSequence() uint64 {
@@ -3819,7 +3890,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3831,7 +3902,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3844,7 +3915,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{43}
+	return file_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Assign) GetSequence() uint64 {
@@ -3936,7 +4007,7 @@ type Reject struct {
 
 func (x *Reject) Reset() {
 	*x = Reject{}
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3948,7 +4019,7 @@ func (x *Reject) String() string {
 func (*Reject) ProtoMessage() {}
 
 func (x *Reject) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3961,7 +4032,7 @@ func (x *Reject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reject.ProtoReflect.Descriptor instead.
 func (*Reject) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{44}
+	return file_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Reject) GetSequence() uint64 {
@@ -4004,7 +4075,7 @@ type OfferAgain struct {
 
 func (x *OfferAgain) Reset() {
 	*x = OfferAgain{}
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4016,7 +4087,7 @@ func (x *OfferAgain) String() string {
 func (*OfferAgain) ProtoMessage() {}
 
 func (x *OfferAgain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4029,7 +4100,7 @@ func (x *OfferAgain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferAgain.ProtoReflect.Descriptor instead.
 func (*OfferAgain) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{45}
+	return file_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *OfferAgain) GetSequence() uint64 {
@@ -4070,7 +4141,7 @@ type Election struct {
 
 func (x *Election) Reset() {
 	*x = Election{}
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4082,7 +4153,7 @@ func (x *Election) String() string {
 func (*Election) ProtoMessage() {}
 
 func (x *Election) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4095,7 +4166,7 @@ func (x *Election) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Election.ProtoReflect.Descriptor instead.
 func (*Election) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{46}
+	return file_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Election) GetFrom() string {
@@ -4170,7 +4241,7 @@ type LeaderMessage struct {
 
 func (x *LeaderMessage) Reset() {
 	*x = LeaderMessage{}
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4182,7 +4253,7 @@ func (x *LeaderMessage) String() string {
 func (*LeaderMessage) ProtoMessage() {}
 
 func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4195,7 +4266,7 @@ func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderMessage.ProtoReflect.Descriptor instead.
 func (*LeaderMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{47}
+	return file_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *LeaderMessage) GetElection() []*Election {
@@ -4306,7 +4377,7 @@ type WorkerMessage struct {
 
 func (x *WorkerMessage) Reset() {
 	*x = WorkerMessage{}
-	mi := &file_control_control_proto_msgTypes[48]
+	mi := &file_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4318,7 +4389,7 @@ func (x *WorkerMessage) String() string {
 func (*WorkerMessage) ProtoMessage() {}
 
 func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[48]
+	mi := &file_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4331,7 +4402,7 @@ func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerMessage.ProtoReflect.Descriptor instead.
 func (*WorkerMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{48}
+	return file_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *WorkerMessage) GetElection() []*Election {
@@ -4406,7 +4477,7 @@ type LayoutOrder struct {
 
 func (x *LayoutOrder) Reset() {
 	*x = LayoutOrder{}
-	mi := &file_control_control_proto_msgTypes[49]
+	mi := &file_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4418,7 +4489,7 @@ func (x *LayoutOrder) String() string {
 func (*LayoutOrder) ProtoMessage() {}
 
 func (x *LayoutOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[49]
+	mi := &file_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4431,7 +4502,7 @@ func (x *LayoutOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutOrder.ProtoReflect.Descriptor instead.
 func (*LayoutOrder) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{49}
+	return file_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *LayoutOrder) GetEpoch() uint64 {
@@ -4477,7 +4548,7 @@ type LanesOrder struct {
 
 func (x *LanesOrder) Reset() {
 	*x = LanesOrder{}
-	mi := &file_control_control_proto_msgTypes[50]
+	mi := &file_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4489,7 +4560,7 @@ func (x *LanesOrder) String() string {
 func (*LanesOrder) ProtoMessage() {}
 
 func (x *LanesOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[50]
+	mi := &file_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4502,7 +4573,7 @@ func (x *LanesOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LanesOrder.ProtoReflect.Descriptor instead.
 func (*LanesOrder) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{50}
+	return file_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *LanesOrder) GetEpoch() uint64 {
@@ -4557,7 +4628,7 @@ type LayoutState struct {
 
 func (x *LayoutState) Reset() {
 	*x = LayoutState{}
-	mi := &file_control_control_proto_msgTypes[51]
+	mi := &file_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4569,7 +4640,7 @@ func (x *LayoutState) String() string {
 func (*LayoutState) ProtoMessage() {}
 
 func (x *LayoutState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[51]
+	mi := &file_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4582,7 +4653,7 @@ func (x *LayoutState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutState.ProtoReflect.Descriptor instead.
 func (*LayoutState) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{51}
+	return file_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *LayoutState) GetAutomatic() bool {
@@ -4680,7 +4751,7 @@ type Placement struct {
 
 func (x *Placement) Reset() {
 	*x = Placement{}
-	mi := &file_control_control_proto_msgTypes[52]
+	mi := &file_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4692,7 +4763,7 @@ func (x *Placement) String() string {
 func (*Placement) ProtoMessage() {}
 
 func (x *Placement) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[52]
+	mi := &file_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4705,7 +4776,7 @@ func (x *Placement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placement.ProtoReflect.Descriptor instead.
 func (*Placement) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{52}
+	return file_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Placement) GetVersion() uint64 {
@@ -4734,7 +4805,7 @@ type PlaceRequest struct {
 
 func (x *PlaceRequest) Reset() {
 	*x = PlaceRequest{}
-	mi := &file_control_control_proto_msgTypes[53]
+	mi := &file_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4746,7 +4817,7 @@ func (x *PlaceRequest) String() string {
 func (*PlaceRequest) ProtoMessage() {}
 
 func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[53]
+	mi := &file_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4759,7 +4830,7 @@ func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRequest.ProtoReflect.Descriptor instead.
 func (*PlaceRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{53}
+	return file_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PlaceRequest) GetVerb() string {
@@ -4800,7 +4871,7 @@ type PlaceResponse struct {
 
 func (x *PlaceResponse) Reset() {
 	*x = PlaceResponse{}
-	mi := &file_control_control_proto_msgTypes[54]
+	mi := &file_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4812,7 +4883,7 @@ func (x *PlaceResponse) String() string {
 func (*PlaceResponse) ProtoMessage() {}
 
 func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[54]
+	mi := &file_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4825,7 +4896,7 @@ func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceResponse.ProtoReflect.Descriptor instead.
 func (*PlaceResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{54}
+	return file_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PlaceResponse) GetVersion() uint64 {
@@ -4878,7 +4949,7 @@ type Completed struct {
 
 func (x *Completed) Reset() {
 	*x = Completed{}
-	mi := &file_control_control_proto_msgTypes[55]
+	mi := &file_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4890,7 +4961,7 @@ func (x *Completed) String() string {
 func (*Completed) ProtoMessage() {}
 
 func (x *Completed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[55]
+	mi := &file_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4903,7 +4974,7 @@ func (x *Completed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Completed.ProtoReflect.Descriptor instead.
 func (*Completed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{55}
+	return file_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Completed) GetGateway() uint64 {
@@ -5055,7 +5126,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_control_control_proto_msgTypes[56]
+	mi := &file_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5067,7 +5138,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[56]
+	mi := &file_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5080,7 +5151,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{56}
+	return file_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Held) GetGateway() uint64 {
@@ -5148,7 +5219,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_control_control_proto_msgTypes[57]
+	mi := &file_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5160,7 +5231,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[57]
+	mi := &file_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5173,7 +5244,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{57}
+	return file_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ProbeRequest) GetId() uint64 {
@@ -5243,7 +5314,7 @@ type ProbeAnswer struct {
 
 func (x *ProbeAnswer) Reset() {
 	*x = ProbeAnswer{}
-	mi := &file_control_control_proto_msgTypes[58]
+	mi := &file_control_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5255,7 +5326,7 @@ func (x *ProbeAnswer) String() string {
 func (*ProbeAnswer) ProtoMessage() {}
 
 func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[58]
+	mi := &file_control_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5268,7 +5339,7 @@ func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeAnswer.ProtoReflect.Descriptor instead.
 func (*ProbeAnswer) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{58}
+	return file_control_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ProbeAnswer) GetId() uint64 {
@@ -5301,7 +5372,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_control_control_proto_msgTypes[59]
+	mi := &file_control_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5313,7 +5384,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[59]
+	mi := &file_control_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5326,7 +5397,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{59}
+	return file_control_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *StatusRequest) GetAgent() string {
@@ -5359,7 +5430,7 @@ type FleetStatus struct {
 
 func (x *FleetStatus) Reset() {
 	*x = FleetStatus{}
-	mi := &file_control_control_proto_msgTypes[60]
+	mi := &file_control_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5371,7 +5442,7 @@ func (x *FleetStatus) String() string {
 func (*FleetStatus) ProtoMessage() {}
 
 func (x *FleetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[60]
+	mi := &file_control_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5384,7 +5455,7 @@ func (x *FleetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatus.ProtoReflect.Descriptor instead.
 func (*FleetStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{60}
+	return file_control_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *FleetStatus) GetView() *View {
@@ -5484,7 +5555,7 @@ type PlacementStatus struct {
 
 func (x *PlacementStatus) Reset() {
 	*x = PlacementStatus{}
-	mi := &file_control_control_proto_msgTypes[61]
+	mi := &file_control_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5496,7 +5567,7 @@ func (x *PlacementStatus) String() string {
 func (*PlacementStatus) ProtoMessage() {}
 
 func (x *PlacementStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[61]
+	mi := &file_control_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5509,7 +5580,7 @@ func (x *PlacementStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementStatus.ProtoReflect.Descriptor instead.
 func (*PlacementStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{61}
+	return file_control_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PlacementStatus) GetVersion() uint64 {
@@ -5563,7 +5634,7 @@ type Proposal struct {
 
 func (x *Proposal) Reset() {
 	*x = Proposal{}
-	mi := &file_control_control_proto_msgTypes[62]
+	mi := &file_control_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5575,7 +5646,7 @@ func (x *Proposal) String() string {
 func (*Proposal) ProtoMessage() {}
 
 func (x *Proposal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[62]
+	mi := &file_control_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5588,7 +5659,7 @@ func (x *Proposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{62}
+	return file_control_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *Proposal) GetTimeUnixNs() int64 {
@@ -5696,7 +5767,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5708,7 +5779,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5721,7 +5792,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63}
+	return file_control_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Plan) GetNumber() uint64 {
@@ -5857,7 +5928,7 @@ type AgentStatus struct {
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5869,7 +5940,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5882,7 +5953,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64}
+	return file_control_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *AgentStatus) GetName() string {
@@ -5954,7 +6025,7 @@ type ModelStatus struct {
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5966,7 +6037,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5979,7 +6050,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{65}
+	return file_control_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ModelStatus) GetModel() string {
@@ -6079,7 +6150,7 @@ type FamilyStatus struct {
 
 func (x *FamilyStatus) Reset() {
 	*x = FamilyStatus{}
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6091,7 +6162,7 @@ func (x *FamilyStatus) String() string {
 func (*FamilyStatus) ProtoMessage() {}
 
 func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6104,7 +6175,7 @@ func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus.ProtoReflect.Descriptor instead.
 func (*FamilyStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{66}
+	return file_control_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *FamilyStatus) GetFamily() string {
@@ -6178,7 +6249,7 @@ type DemandRequest struct {
 
 func (x *DemandRequest) Reset() {
 	*x = DemandRequest{}
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6190,7 +6261,7 @@ func (x *DemandRequest) String() string {
 func (*DemandRequest) ProtoMessage() {}
 
 func (x *DemandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6203,7 +6274,7 @@ func (x *DemandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemandRequest.ProtoReflect.Descriptor instead.
 func (*DemandRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{67}
+	return file_control_control_proto_rawDescGZIP(), []int{68}
 }
 
 // A FleetDemand is what the fleet is asked for, and what was learned by answering.
@@ -6219,7 +6290,7 @@ type FleetDemand struct {
 
 func (x *FleetDemand) Reset() {
 	*x = FleetDemand{}
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6231,7 +6302,7 @@ func (x *FleetDemand) String() string {
 func (*FleetDemand) ProtoMessage() {}
 
 func (x *FleetDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6244,7 +6315,7 @@ func (x *FleetDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetDemand.ProtoReflect.Descriptor instead.
 func (*FleetDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{68}
+	return file_control_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *FleetDemand) GetLeadership() *Leadership {
@@ -6293,7 +6364,7 @@ type ModelDemand struct {
 
 func (x *ModelDemand) Reset() {
 	*x = ModelDemand{}
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6305,7 +6376,7 @@ func (x *ModelDemand) String() string {
 func (*ModelDemand) ProtoMessage() {}
 
 func (x *ModelDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6318,7 +6389,7 @@ func (x *ModelDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelDemand.ProtoReflect.Descriptor instead.
 func (*ModelDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{69}
+	return file_control_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ModelDemand) GetModel() string {
@@ -6396,7 +6467,7 @@ type LearnedProfile struct {
 
 func (x *LearnedProfile) Reset() {
 	*x = LearnedProfile{}
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6408,7 +6479,7 @@ func (x *LearnedProfile) String() string {
 func (*LearnedProfile) ProtoMessage() {}
 
 func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6421,7 +6492,7 @@ func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedProfile.ProtoReflect.Descriptor instead.
 func (*LearnedProfile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{70}
+	return file_control_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *LearnedProfile) GetTable() []byte {
@@ -6454,7 +6525,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6466,7 +6537,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6479,7 +6550,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{71}
+	return file_control_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *DrainRequest) GetAgents() []string {
@@ -6498,7 +6569,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6510,7 +6581,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6523,7 +6594,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{72}
+	return file_control_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DrainResponse) GetDraining() []string {
@@ -6543,7 +6614,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6555,7 +6626,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6568,7 +6639,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{73}
+	return file_control_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *EventsRequest) GetFollow() bool {
@@ -6605,7 +6676,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6617,7 +6688,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6630,7 +6701,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{74}
+	return file_control_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Event) GetAgent() string {
@@ -6699,7 +6770,7 @@ type EventDetail struct {
 
 func (x *EventDetail) Reset() {
 	*x = EventDetail{}
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6711,7 +6782,7 @@ func (x *EventDetail) String() string {
 func (*EventDetail) ProtoMessage() {}
 
 func (x *EventDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6724,7 +6795,7 @@ func (x *EventDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventDetail.ProtoReflect.Descriptor instead.
 func (*EventDetail) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{75}
+	return file_control_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *EventDetail) GetKey() string {
@@ -6756,7 +6827,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6768,7 +6839,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6781,7 +6852,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{76}
+	return file_control_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RotateKeysRequest) GetKey() []byte {
@@ -6816,7 +6887,7 @@ type KeysProgress struct {
 
 func (x *KeysProgress) Reset() {
 	*x = KeysProgress{}
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6828,7 +6899,7 @@ func (x *KeysProgress) String() string {
 func (*KeysProgress) ProtoMessage() {}
 
 func (x *KeysProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6841,7 +6912,7 @@ func (x *KeysProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysProgress.ProtoReflect.Descriptor instead.
 func (*KeysProgress) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{77}
+	return file_control_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *KeysProgress) GetStep() string {
@@ -6866,7 +6937,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6878,7 +6949,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6891,7 +6962,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{78}
+	return file_control_control_proto_rawDescGZIP(), []int{79}
 }
 
 type ListKeysResponse struct {
@@ -6903,7 +6974,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6915,7 +6986,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6928,7 +6999,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{79}
+	return file_control_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListKeysResponse) GetAgents() []*AgentKeys {
@@ -6953,7 +7024,7 @@ type AgentKeys struct {
 
 func (x *AgentKeys) Reset() {
 	*x = AgentKeys{}
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6965,7 +7036,7 @@ func (x *AgentKeys) String() string {
 func (*AgentKeys) ProtoMessage() {}
 
 func (x *AgentKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6978,7 +7049,7 @@ func (x *AgentKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKeys.ProtoReflect.Descriptor instead.
 func (*AgentKeys) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{80}
+	return file_control_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *AgentKeys) GetAgent() string {
@@ -7036,7 +7107,7 @@ type KeyringRequest struct {
 
 func (x *KeyringRequest) Reset() {
 	*x = KeyringRequest{}
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7048,7 +7119,7 @@ func (x *KeyringRequest) String() string {
 func (*KeyringRequest) ProtoMessage() {}
 
 func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7061,7 +7132,7 @@ func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyringRequest.ProtoReflect.Descriptor instead.
 func (*KeyringRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{81}
+	return file_control_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *KeyringRequest) GetStep() string {
@@ -7085,6 +7156,59 @@ func (x *KeyringRequest) GetRotation() uint64 {
 	return 0
 }
 
+// A BootTime is how long a machine takes from its launch until it serves.
+type LearnedRenting_BootTime struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Type          string                 `protobuf:"bytes,1,opt,name=type,proto3" json:"type,omitempty"`
+	BootNs        int64                  `protobuf:"varint,2,opt,name=boot_ns,json=bootNs,proto3" json:"boot_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LearnedRenting_BootTime) Reset() {
+	*x = LearnedRenting_BootTime{}
+	mi := &file_control_control_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LearnedRenting_BootTime) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LearnedRenting_BootTime) ProtoMessage() {}
+
+func (x *LearnedRenting_BootTime) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LearnedRenting_BootTime.ProtoReflect.Descriptor instead.
+func (*LearnedRenting_BootTime) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{19, 0}
+}
+
+func (x *LearnedRenting_BootTime) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *LearnedRenting_BootTime) GetBootNs() int64 {
+	if x != nil {
+		return x.BootNs
+	}
+	return 0
+}
+
 type PlacementStatus_AgentPlaced struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`
@@ -7098,7 +7222,7 @@ type PlacementStatus_AgentPlaced struct {
 
 func (x *PlacementStatus_AgentPlaced) Reset() {
 	*x = PlacementStatus_AgentPlaced{}
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7110,7 +7234,7 @@ func (x *PlacementStatus_AgentPlaced) String() string {
 func (*PlacementStatus_AgentPlaced) ProtoMessage() {}
 
 func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7123,7 +7247,7 @@ func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementStatus_AgentPlaced.ProtoReflect.Descriptor instead.
 func (*PlacementStatus_AgentPlaced) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{61, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{62, 0}
 }
 
 func (x *PlacementStatus_AgentPlaced) GetAgent() string {
@@ -7173,7 +7297,7 @@ type Proposal_Load struct {
 
 func (x *Proposal_Load) Reset() {
 	*x = Proposal_Load{}
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7185,7 +7309,7 @@ func (x *Proposal_Load) String() string {
 func (*Proposal_Load) ProtoMessage() {}
 
 func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7198,7 +7322,7 @@ func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Load.ProtoReflect.Descriptor instead.
 func (*Proposal_Load) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{62, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{63, 0}
 }
 
 func (x *Proposal_Load) GetRate() float64 {
@@ -7232,7 +7356,7 @@ type Proposal_Instances struct {
 
 func (x *Proposal_Instances) Reset() {
 	*x = Proposal_Instances{}
-	mi := &file_control_control_proto_msgTypes[84]
+	mi := &file_control_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7244,7 +7368,7 @@ func (x *Proposal_Instances) String() string {
 func (*Proposal_Instances) ProtoMessage() {}
 
 func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[84]
+	mi := &file_control_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7257,7 +7381,7 @@ func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Instances.ProtoReflect.Descriptor instead.
 func (*Proposal_Instances) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{62, 1}
+	return file_control_control_proto_rawDescGZIP(), []int{63, 1}
 }
 
 func (x *Proposal_Instances) GetType() string {
@@ -7287,7 +7411,7 @@ type Plan_Choice struct {
 
 func (x *Plan_Choice) Reset() {
 	*x = Plan_Choice{}
-	mi := &file_control_control_proto_msgTypes[85]
+	mi := &file_control_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7299,7 +7423,7 @@ func (x *Plan_Choice) String() string {
 func (*Plan_Choice) ProtoMessage() {}
 
 func (x *Plan_Choice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[85]
+	mi := &file_control_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7312,7 +7436,7 @@ func (x *Plan_Choice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan_Choice.ProtoReflect.Descriptor instead.
 func (*Plan_Choice) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{64, 0}
 }
 
 func (x *Plan_Choice) GetInstances() []*Plan_FleetCount {
@@ -7361,7 +7485,7 @@ type Plan_FleetCount struct {
 
 func (x *Plan_FleetCount) Reset() {
 	*x = Plan_FleetCount{}
-	mi := &file_control_control_proto_msgTypes[86]
+	mi := &file_control_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7373,7 +7497,7 @@ func (x *Plan_FleetCount) String() string {
 func (*Plan_FleetCount) ProtoMessage() {}
 
 func (x *Plan_FleetCount) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[86]
+	mi := &file_control_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7386,7 +7510,7 @@ func (x *Plan_FleetCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan_FleetCount.ProtoReflect.Descriptor instead.
 func (*Plan_FleetCount) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63, 1}
+	return file_control_control_proto_rawDescGZIP(), []int{64, 1}
 }
 
 func (x *Plan_FleetCount) GetType() string {
@@ -7421,7 +7545,7 @@ type Plan_Gain struct {
 
 func (x *Plan_Gain) Reset() {
 	*x = Plan_Gain{}
-	mi := &file_control_control_proto_msgTypes[87]
+	mi := &file_control_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7433,7 +7557,7 @@ func (x *Plan_Gain) String() string {
 func (*Plan_Gain) ProtoMessage() {}
 
 func (x *Plan_Gain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[87]
+	mi := &file_control_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7446,7 +7570,7 @@ func (x *Plan_Gain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan_Gain.ProtoReflect.Descriptor instead.
 func (*Plan_Gain) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63, 2}
+	return file_control_control_proto_rawDescGZIP(), []int{64, 2}
 }
 
 func (x *Plan_Gain) GetType() string {
@@ -7480,7 +7604,7 @@ type ModelStatus_Refusals struct {
 
 func (x *ModelStatus_Refusals) Reset() {
 	*x = ModelStatus_Refusals{}
-	mi := &file_control_control_proto_msgTypes[88]
+	mi := &file_control_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7492,7 +7616,7 @@ func (x *ModelStatus_Refusals) String() string {
 func (*ModelStatus_Refusals) ProtoMessage() {}
 
 func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[88]
+	mi := &file_control_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7505,7 +7629,7 @@ func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus_Refusals.ProtoReflect.Descriptor instead.
 func (*ModelStatus_Refusals) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{65, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{66, 0}
 }
 
 func (x *ModelStatus_Refusals) GetReason() string {
@@ -7535,7 +7659,7 @@ type FamilyStatus_VariantShare struct {
 
 func (x *FamilyStatus_VariantShare) Reset() {
 	*x = FamilyStatus_VariantShare{}
-	mi := &file_control_control_proto_msgTypes[89]
+	mi := &file_control_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7547,7 +7671,7 @@ func (x *FamilyStatus_VariantShare) String() string {
 func (*FamilyStatus_VariantShare) ProtoMessage() {}
 
 func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[89]
+	mi := &file_control_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7560,7 +7684,7 @@ func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus_VariantShare.ProtoReflect.Descriptor instead.
 func (*FamilyStatus_VariantShare) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{66, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{67, 0}
 }
 
 func (x *FamilyStatus_VariantShare) GetModel() string {
@@ -7736,7 +7860,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x04slot\x18\x02 \x01(\tR\x04slot\x12\x12\n" +
 	"\x04zone\x18\x03 \x01(\tR\x04zone\x12\x17\n" +
 	"\aends_ns\x18\x04 \x01(\x03R\x06endsNs\x12\x18\n" +
-	"\aadvised\x18\x05 \x01(\bR\aadvised\"\xb8\x02\n" +
+	"\aadvised\x18\x05 \x01(\bR\aadvised\"\xf5\x02\n" +
 	"\fDesiredFleet\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x1a\n" +
@@ -7749,7 +7873,15 @@ const file_control_control_proto_rawDesc = "" +
 	"\tpaused_ns\x18\t \x01(\x03R\bpausedNs\x12\x1a\n" +
 	"\belectors\x18\n" +
 	" \x03(\tR\belectors\x12\x1c\n" +
-	"\tdestroyed\x18\v \x01(\bR\tdestroyed\"6\n" +
+	"\tdestroyed\x18\v \x01(\bR\tdestroyed\x12;\n" +
+	"\alearned\x18\f \x01(\v2!.muster.control.v1.LearnedRentingR\alearned\"\xcc\x01\n" +
+	"\x0eLearnedRenting\x12@\n" +
+	"\x05boots\x18\x01 \x03(\v2*.muster.control.v1.LearnedRenting.BootTimeR\x05boots\x12\x1b\n" +
+	"\tsafe_load\x18\x02 \x01(\x01R\bsafeLoad\x12\"\n" +
+	"\rwhy_safe_load\x18\x03 \x01(\tR\vwhySafeLoad\x1a7\n" +
+	"\bBootTime\x12\x12\n" +
+	"\x04type\x18\x01 \x01(\tR\x04type\x12\x17\n" +
+	"\aboot_ns\x18\x02 \x01(\x03R\x06bootNs\"6\n" +
 	"\n" +
 	"FleetCount\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
@@ -8315,7 +8447,7 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 90)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 92)
 var file_control_control_proto_goTypes = []any{
 	(*FileRequest)(nil),                     // 0: muster.control.v1.FileRequest
 	(*FileState)(nil),                       // 1: muster.control.v1.FileState
@@ -8336,215 +8468,219 @@ var file_control_control_proto_goTypes = []any{
 	(*Part)(nil),                            // 16: muster.control.v1.Part
 	(*Rented)(nil),                          // 17: muster.control.v1.Rented
 	(*DesiredFleet)(nil),                    // 18: muster.control.v1.DesiredFleet
-	(*FleetCount)(nil),                      // 19: muster.control.v1.FleetCount
-	(*FleetRequest)(nil),                    // 20: muster.control.v1.FleetRequest
-	(*FleetState)(nil),                      // 21: muster.control.v1.FleetState
-	(*RentedMachine)(nil),                   // 22: muster.control.v1.RentedMachine
-	(*HeldChange)(nil),                      // 23: muster.control.v1.HeldChange
-	(*LackingKind)(nil),                     // 24: muster.control.v1.LackingKind
-	(*PricedKind)(nil),                      // 25: muster.control.v1.PricedKind
-	(*FleetProposal)(nil),                   // 26: muster.control.v1.FleetProposal
-	(*SetFleetRequest)(nil),                 // 27: muster.control.v1.SetFleetRequest
-	(*FleetCounts)(nil),                     // 28: muster.control.v1.FleetCounts
-	(*Model)(nil),                           // 29: muster.control.v1.Model
-	(*WatchRequest)(nil),                    // 30: muster.control.v1.WatchRequest
-	(*View)(nil),                            // 31: muster.control.v1.View
-	(*Leadership)(nil),                      // 32: muster.control.v1.Leadership
-	(*TypePrice)(nil),                       // 33: muster.control.v1.TypePrice
-	(*ClassPrice)(nil),                      // 34: muster.control.v1.ClassPrice
-	(*Profile)(nil),                         // 35: muster.control.v1.Profile
-	(*LaneLoad)(nil),                        // 36: muster.control.v1.LaneLoad
-	(*GatewayMessage)(nil),                  // 37: muster.control.v1.GatewayMessage
-	(*Failed)(nil),                          // 38: muster.control.v1.Failed
-	(*GatewayHello)(nil),                    // 39: muster.control.v1.GatewayHello
-	(*Submit)(nil),                          // 40: muster.control.v1.Submit
-	(*MatchMessage)(nil),                    // 41: muster.control.v1.MatchMessage
-	(*Split)(nil),                           // 42: muster.control.v1.Split
-	(*Assign)(nil),                          // 43: muster.control.v1.Assign
-	(*Reject)(nil),                          // 44: muster.control.v1.Reject
-	(*OfferAgain)(nil),                      // 45: muster.control.v1.OfferAgain
-	(*Election)(nil),                        // 46: muster.control.v1.Election
-	(*LeaderMessage)(nil),                   // 47: muster.control.v1.LeaderMessage
-	(*WorkerMessage)(nil),                   // 48: muster.control.v1.WorkerMessage
-	(*LayoutOrder)(nil),                     // 49: muster.control.v1.LayoutOrder
-	(*LanesOrder)(nil),                      // 50: muster.control.v1.LanesOrder
-	(*LayoutState)(nil),                     // 51: muster.control.v1.LayoutState
-	(*Placement)(nil),                       // 52: muster.control.v1.Placement
-	(*PlaceRequest)(nil),                    // 53: muster.control.v1.PlaceRequest
-	(*PlaceResponse)(nil),                   // 54: muster.control.v1.PlaceResponse
-	(*Completed)(nil),                       // 55: muster.control.v1.Completed
-	(*Held)(nil),                            // 56: muster.control.v1.Held
-	(*ProbeRequest)(nil),                    // 57: muster.control.v1.ProbeRequest
-	(*ProbeAnswer)(nil),                     // 58: muster.control.v1.ProbeAnswer
-	(*StatusRequest)(nil),                   // 59: muster.control.v1.StatusRequest
-	(*FleetStatus)(nil),                     // 60: muster.control.v1.FleetStatus
-	(*PlacementStatus)(nil),                 // 61: muster.control.v1.PlacementStatus
-	(*Proposal)(nil),                        // 62: muster.control.v1.Proposal
-	(*Plan)(nil),                            // 63: muster.control.v1.Plan
-	(*AgentStatus)(nil),                     // 64: muster.control.v1.AgentStatus
-	(*ModelStatus)(nil),                     // 65: muster.control.v1.ModelStatus
-	(*FamilyStatus)(nil),                    // 66: muster.control.v1.FamilyStatus
-	(*DemandRequest)(nil),                   // 67: muster.control.v1.DemandRequest
-	(*FleetDemand)(nil),                     // 68: muster.control.v1.FleetDemand
-	(*ModelDemand)(nil),                     // 69: muster.control.v1.ModelDemand
-	(*LearnedProfile)(nil),                  // 70: muster.control.v1.LearnedProfile
-	(*DrainRequest)(nil),                    // 71: muster.control.v1.DrainRequest
-	(*DrainResponse)(nil),                   // 72: muster.control.v1.DrainResponse
-	(*EventsRequest)(nil),                   // 73: muster.control.v1.EventsRequest
-	(*Event)(nil),                           // 74: muster.control.v1.Event
-	(*EventDetail)(nil),                     // 75: muster.control.v1.EventDetail
-	(*RotateKeysRequest)(nil),               // 76: muster.control.v1.RotateKeysRequest
-	(*KeysProgress)(nil),                    // 77: muster.control.v1.KeysProgress
-	(*ListKeysRequest)(nil),                 // 78: muster.control.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),                // 79: muster.control.v1.ListKeysResponse
-	(*AgentKeys)(nil),                       // 80: muster.control.v1.AgentKeys
-	(*KeyringRequest)(nil),                  // 81: muster.control.v1.KeyringRequest
-	(*PlacementStatus_AgentPlaced)(nil),     // 82: muster.control.v1.PlacementStatus.AgentPlaced
-	(*Proposal_Load)(nil),                   // 83: muster.control.v1.Proposal.Load
-	(*Proposal_Instances)(nil),              // 84: muster.control.v1.Proposal.Instances
-	(*Plan_Choice)(nil),                     // 85: muster.control.v1.Plan.Choice
-	(*Plan_FleetCount)(nil),                 // 86: muster.control.v1.Plan.FleetCount
-	(*Plan_Gain)(nil),                       // 87: muster.control.v1.Plan.Gain
-	(*ModelStatus_Refusals)(nil),            // 88: muster.control.v1.ModelStatus.Refusals
-	(*FamilyStatus_VariantShare)(nil),       // 89: muster.control.v1.FamilyStatus.VariantShare
-	(*inference.ModelInferRequest)(nil),     // 90: inference.ModelInferRequest
-	(*inference.ModelInferResponse)(nil),    // 91: inference.ModelInferResponse
-	(*inference.ModelMetadataResponse)(nil), // 92: inference.ModelMetadataResponse
+	(*LearnedRenting)(nil),                  // 19: muster.control.v1.LearnedRenting
+	(*FleetCount)(nil),                      // 20: muster.control.v1.FleetCount
+	(*FleetRequest)(nil),                    // 21: muster.control.v1.FleetRequest
+	(*FleetState)(nil),                      // 22: muster.control.v1.FleetState
+	(*RentedMachine)(nil),                   // 23: muster.control.v1.RentedMachine
+	(*HeldChange)(nil),                      // 24: muster.control.v1.HeldChange
+	(*LackingKind)(nil),                     // 25: muster.control.v1.LackingKind
+	(*PricedKind)(nil),                      // 26: muster.control.v1.PricedKind
+	(*FleetProposal)(nil),                   // 27: muster.control.v1.FleetProposal
+	(*SetFleetRequest)(nil),                 // 28: muster.control.v1.SetFleetRequest
+	(*FleetCounts)(nil),                     // 29: muster.control.v1.FleetCounts
+	(*Model)(nil),                           // 30: muster.control.v1.Model
+	(*WatchRequest)(nil),                    // 31: muster.control.v1.WatchRequest
+	(*View)(nil),                            // 32: muster.control.v1.View
+	(*Leadership)(nil),                      // 33: muster.control.v1.Leadership
+	(*TypePrice)(nil),                       // 34: muster.control.v1.TypePrice
+	(*ClassPrice)(nil),                      // 35: muster.control.v1.ClassPrice
+	(*Profile)(nil),                         // 36: muster.control.v1.Profile
+	(*LaneLoad)(nil),                        // 37: muster.control.v1.LaneLoad
+	(*GatewayMessage)(nil),                  // 38: muster.control.v1.GatewayMessage
+	(*Failed)(nil),                          // 39: muster.control.v1.Failed
+	(*GatewayHello)(nil),                    // 40: muster.control.v1.GatewayHello
+	(*Submit)(nil),                          // 41: muster.control.v1.Submit
+	(*MatchMessage)(nil),                    // 42: muster.control.v1.MatchMessage
+	(*Split)(nil),                           // 43: muster.control.v1.Split
+	(*Assign)(nil),                          // 44: muster.control.v1.Assign
+	(*Reject)(nil),                          // 45: muster.control.v1.Reject
+	(*OfferAgain)(nil),                      // 46: muster.control.v1.OfferAgain
+	(*Election)(nil),                        // 47: muster.control.v1.Election
+	(*LeaderMessage)(nil),                   // 48: muster.control.v1.LeaderMessage
+	(*WorkerMessage)(nil),                   // 49: muster.control.v1.WorkerMessage
+	(*LayoutOrder)(nil),                     // 50: muster.control.v1.LayoutOrder
+	(*LanesOrder)(nil),                      // 51: muster.control.v1.LanesOrder
+	(*LayoutState)(nil),                     // 52: muster.control.v1.LayoutState
+	(*Placement)(nil),                       // 53: muster.control.v1.Placement
+	(*PlaceRequest)(nil),                    // 54: muster.control.v1.PlaceRequest
+	(*PlaceResponse)(nil),                   // 55: muster.control.v1.PlaceResponse
+	(*Completed)(nil),                       // 56: muster.control.v1.Completed
+	(*Held)(nil),                            // 57: muster.control.v1.Held
+	(*ProbeRequest)(nil),                    // 58: muster.control.v1.ProbeRequest
+	(*ProbeAnswer)(nil),                     // 59: muster.control.v1.ProbeAnswer
+	(*StatusRequest)(nil),                   // 60: muster.control.v1.StatusRequest
+	(*FleetStatus)(nil),                     // 61: muster.control.v1.FleetStatus
+	(*PlacementStatus)(nil),                 // 62: muster.control.v1.PlacementStatus
+	(*Proposal)(nil),                        // 63: muster.control.v1.Proposal
+	(*Plan)(nil),                            // 64: muster.control.v1.Plan
+	(*AgentStatus)(nil),                     // 65: muster.control.v1.AgentStatus
+	(*ModelStatus)(nil),                     // 66: muster.control.v1.ModelStatus
+	(*FamilyStatus)(nil),                    // 67: muster.control.v1.FamilyStatus
+	(*DemandRequest)(nil),                   // 68: muster.control.v1.DemandRequest
+	(*FleetDemand)(nil),                     // 69: muster.control.v1.FleetDemand
+	(*ModelDemand)(nil),                     // 70: muster.control.v1.ModelDemand
+	(*LearnedProfile)(nil),                  // 71: muster.control.v1.LearnedProfile
+	(*DrainRequest)(nil),                    // 72: muster.control.v1.DrainRequest
+	(*DrainResponse)(nil),                   // 73: muster.control.v1.DrainResponse
+	(*EventsRequest)(nil),                   // 74: muster.control.v1.EventsRequest
+	(*Event)(nil),                           // 75: muster.control.v1.Event
+	(*EventDetail)(nil),                     // 76: muster.control.v1.EventDetail
+	(*RotateKeysRequest)(nil),               // 77: muster.control.v1.RotateKeysRequest
+	(*KeysProgress)(nil),                    // 78: muster.control.v1.KeysProgress
+	(*ListKeysRequest)(nil),                 // 79: muster.control.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),                // 80: muster.control.v1.ListKeysResponse
+	(*AgentKeys)(nil),                       // 81: muster.control.v1.AgentKeys
+	(*KeyringRequest)(nil),                  // 82: muster.control.v1.KeyringRequest
+	(*LearnedRenting_BootTime)(nil),         // 83: muster.control.v1.LearnedRenting.BootTime
+	(*PlacementStatus_AgentPlaced)(nil),     // 84: muster.control.v1.PlacementStatus.AgentPlaced
+	(*Proposal_Load)(nil),                   // 85: muster.control.v1.Proposal.Load
+	(*Proposal_Instances)(nil),              // 86: muster.control.v1.Proposal.Instances
+	(*Plan_Choice)(nil),                     // 87: muster.control.v1.Plan.Choice
+	(*Plan_FleetCount)(nil),                 // 88: muster.control.v1.Plan.FleetCount
+	(*Plan_Gain)(nil),                       // 89: muster.control.v1.Plan.Gain
+	(*ModelStatus_Refusals)(nil),            // 90: muster.control.v1.ModelStatus.Refusals
+	(*FamilyStatus_VariantShare)(nil),       // 91: muster.control.v1.FamilyStatus.VariantShare
+	(*inference.ModelInferRequest)(nil),     // 92: inference.ModelInferRequest
+	(*inference.ModelInferResponse)(nil),    // 93: inference.ModelInferResponse
+	(*inference.ModelMetadataResponse)(nil), // 94: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
-	90,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
-	91,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
+	92,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
+	93,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
 	10,  // 2: muster.control.v1.ReleaseResponse.releases:type_name -> muster.control.v1.ReleaseState
 	7,   // 3: muster.control.v1.ReleaseState.release:type_name -> muster.control.v1.Release
 	11,  // 4: muster.control.v1.ReleaseState.current:type_name -> muster.control.v1.VersionCounts
 	11,  // 5: muster.control.v1.ReleaseState.canary:type_name -> muster.control.v1.VersionCounts
 	12,  // 6: muster.control.v1.ReleaseState.answers:type_name -> muster.control.v1.AnswersCompared
-	29,  // 7: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
+	30,  // 7: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
 	17,  // 8: muster.control.v1.Member.rented:type_name -> muster.control.v1.Rented
 	16,  // 9: muster.control.v1.Member.parts:type_name -> muster.control.v1.Part
-	29,  // 10: muster.control.v1.Member.loadable:type_name -> muster.control.v1.Model
+	30,  // 10: muster.control.v1.Member.loadable:type_name -> muster.control.v1.Model
 	15,  // 11: muster.control.v1.Member.gpu:type_name -> muster.control.v1.GPU
-	19,  // 12: muster.control.v1.DesiredFleet.counts:type_name -> muster.control.v1.FleetCount
-	18,  // 13: muster.control.v1.FleetState.desired:type_name -> muster.control.v1.DesiredFleet
-	22,  // 14: muster.control.v1.FleetState.machines:type_name -> muster.control.v1.RentedMachine
-	19,  // 15: muster.control.v1.FleetState.foreign:type_name -> muster.control.v1.FleetCount
-	23,  // 16: muster.control.v1.FleetState.held:type_name -> muster.control.v1.HeldChange
-	24,  // 17: muster.control.v1.FleetState.lacking:type_name -> muster.control.v1.LackingKind
-	26,  // 18: muster.control.v1.FleetState.proposal:type_name -> muster.control.v1.FleetProposal
-	25,  // 19: muster.control.v1.FleetState.prices:type_name -> muster.control.v1.PricedKind
-	19,  // 20: muster.control.v1.FleetProposal.counts:type_name -> muster.control.v1.FleetCount
-	28,  // 21: muster.control.v1.SetFleetRequest.counts:type_name -> muster.control.v1.FleetCounts
-	19,  // 22: muster.control.v1.FleetCounts.counts:type_name -> muster.control.v1.FleetCount
-	92,  // 23: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
-	14,  // 24: muster.control.v1.View.members:type_name -> muster.control.v1.Member
-	32,  // 25: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
-	33,  // 26: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
-	35,  // 27: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
-	36,  // 28: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
-	29,  // 29: muster.control.v1.View.models:type_name -> muster.control.v1.Model
-	7,   // 30: muster.control.v1.View.releases:type_name -> muster.control.v1.Release
-	34,  // 31: muster.control.v1.TypePrice.classes:type_name -> muster.control.v1.ClassPrice
-	39,  // 32: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
-	40,  // 33: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
-	43,  // 34: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
-	38,  // 35: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
-	12,  // 36: muster.control.v1.GatewayMessage.compared:type_name -> muster.control.v1.AnswersCompared
-	43,  // 37: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
-	44,  // 38: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
-	45,  // 39: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
-	32,  // 40: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
-	33,  // 41: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
-	35,  // 42: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
-	42,  // 43: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
-	46,  // 44: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
-	32,  // 45: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
-	33,  // 46: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
-	35,  // 47: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
-	62,  // 48: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
-	49,  // 49: muster.control.v1.LeaderMessage.layout:type_name -> muster.control.v1.LayoutOrder
-	52,  // 50: muster.control.v1.LeaderMessage.placement:type_name -> muster.control.v1.Placement
-	18,  // 51: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
-	50,  // 52: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
-	7,   // 53: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
-	63,  // 54: muster.control.v1.LeaderMessage.plan:type_name -> muster.control.v1.Plan
-	46,  // 55: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
-	14,  // 56: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
-	55,  // 57: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
-	56,  // 58: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
-	51,  // 59: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
-	18,  // 60: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
-	7,   // 61: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
-	29,  // 62: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
-	31,  // 63: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
-	64,  // 64: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
-	65,  // 65: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	62,  // 66: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
-	66,  // 67: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
-	61,  // 68: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
-	63,  // 69: muster.control.v1.FleetStatus.plan:type_name -> muster.control.v1.Plan
-	82,  // 70: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
-	83,  // 71: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
-	83,  // 72: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
-	84,  // 73: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
-	84,  // 74: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
-	85,  // 75: muster.control.v1.Plan.now:type_name -> muster.control.v1.Plan.Choice
-	85,  // 76: muster.control.v1.Plan.proposed:type_name -> muster.control.v1.Plan.Choice
-	87,  // 77: muster.control.v1.Plan.more:type_name -> muster.control.v1.Plan.Gain
-	88,  // 78: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
-	89,  // 79: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
-	32,  // 80: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
-	14,  // 81: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
-	69,  // 82: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
-	70,  // 83: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
-	75,  // 84: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
-	80,  // 85: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
-	80,  // 86: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
-	86,  // 87: muster.control.v1.Plan.Choice.instances:type_name -> muster.control.v1.Plan.FleetCount
-	6,   // 88: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	30,  // 89: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	37,  // 90: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	47,  // 91: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	57,  // 92: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	4,   // 93: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
-	59,  // 94: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	67,  // 95: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
-	71,  // 96: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	76,  // 97: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
-	78,  // 98: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
-	73,  // 99: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
-	53,  // 100: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
-	20,  // 101: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
-	27,  // 102: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
-	8,   // 103: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
-	13,  // 104: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
-	81,  // 105: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
-	0,   // 106: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
-	2,   // 107: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
-	14,  // 108: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	31,  // 109: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	41,  // 110: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	48,  // 111: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	58,  // 112: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	5,   // 113: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
-	60,  // 114: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	68,  // 115: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
-	72,  // 116: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	77,  // 117: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
-	79,  // 118: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
-	74,  // 119: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
-	54,  // 120: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
-	21,  // 121: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
-	21,  // 122: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
-	9,   // 123: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
-	9,   // 124: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
-	80,  // 125: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
-	1,   // 126: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
-	3,   // 127: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
-	108, // [108:128] is the sub-list for method output_type
-	88,  // [88:108] is the sub-list for method input_type
-	88,  // [88:88] is the sub-list for extension type_name
-	88,  // [88:88] is the sub-list for extension extendee
-	0,   // [0:88] is the sub-list for field type_name
+	20,  // 12: muster.control.v1.DesiredFleet.counts:type_name -> muster.control.v1.FleetCount
+	19,  // 13: muster.control.v1.DesiredFleet.learned:type_name -> muster.control.v1.LearnedRenting
+	83,  // 14: muster.control.v1.LearnedRenting.boots:type_name -> muster.control.v1.LearnedRenting.BootTime
+	18,  // 15: muster.control.v1.FleetState.desired:type_name -> muster.control.v1.DesiredFleet
+	23,  // 16: muster.control.v1.FleetState.machines:type_name -> muster.control.v1.RentedMachine
+	20,  // 17: muster.control.v1.FleetState.foreign:type_name -> muster.control.v1.FleetCount
+	24,  // 18: muster.control.v1.FleetState.held:type_name -> muster.control.v1.HeldChange
+	25,  // 19: muster.control.v1.FleetState.lacking:type_name -> muster.control.v1.LackingKind
+	27,  // 20: muster.control.v1.FleetState.proposal:type_name -> muster.control.v1.FleetProposal
+	26,  // 21: muster.control.v1.FleetState.prices:type_name -> muster.control.v1.PricedKind
+	20,  // 22: muster.control.v1.FleetProposal.counts:type_name -> muster.control.v1.FleetCount
+	29,  // 23: muster.control.v1.SetFleetRequest.counts:type_name -> muster.control.v1.FleetCounts
+	20,  // 24: muster.control.v1.FleetCounts.counts:type_name -> muster.control.v1.FleetCount
+	94,  // 25: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	14,  // 26: muster.control.v1.View.members:type_name -> muster.control.v1.Member
+	33,  // 27: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
+	34,  // 28: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
+	36,  // 29: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
+	37,  // 30: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
+	30,  // 31: muster.control.v1.View.models:type_name -> muster.control.v1.Model
+	7,   // 32: muster.control.v1.View.releases:type_name -> muster.control.v1.Release
+	35,  // 33: muster.control.v1.TypePrice.classes:type_name -> muster.control.v1.ClassPrice
+	40,  // 34: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
+	41,  // 35: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
+	44,  // 36: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
+	39,  // 37: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
+	12,  // 38: muster.control.v1.GatewayMessage.compared:type_name -> muster.control.v1.AnswersCompared
+	44,  // 39: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
+	45,  // 40: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
+	46,  // 41: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
+	33,  // 42: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
+	34,  // 43: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
+	36,  // 44: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
+	43,  // 45: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
+	47,  // 46: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
+	33,  // 47: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
+	34,  // 48: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
+	36,  // 49: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
+	63,  // 50: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
+	50,  // 51: muster.control.v1.LeaderMessage.layout:type_name -> muster.control.v1.LayoutOrder
+	53,  // 52: muster.control.v1.LeaderMessage.placement:type_name -> muster.control.v1.Placement
+	18,  // 53: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	51,  // 54: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
+	7,   // 55: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
+	64,  // 56: muster.control.v1.LeaderMessage.plan:type_name -> muster.control.v1.Plan
+	47,  // 57: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
+	14,  // 58: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
+	56,  // 59: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
+	57,  // 60: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
+	52,  // 61: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
+	18,  // 62: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	7,   // 63: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
+	30,  // 64: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
+	32,  // 65: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
+	65,  // 66: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
+	66,  // 67: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
+	63,  // 68: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
+	67,  // 69: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
+	62,  // 70: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
+	64,  // 71: muster.control.v1.FleetStatus.plan:type_name -> muster.control.v1.Plan
+	84,  // 72: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
+	85,  // 73: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
+	85,  // 74: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
+	86,  // 75: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
+	86,  // 76: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
+	87,  // 77: muster.control.v1.Plan.now:type_name -> muster.control.v1.Plan.Choice
+	87,  // 78: muster.control.v1.Plan.proposed:type_name -> muster.control.v1.Plan.Choice
+	89,  // 79: muster.control.v1.Plan.more:type_name -> muster.control.v1.Plan.Gain
+	90,  // 80: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
+	91,  // 81: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
+	33,  // 82: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
+	14,  // 83: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
+	70,  // 84: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
+	71,  // 85: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
+	76,  // 86: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
+	81,  // 87: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	81,  // 88: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	88,  // 89: muster.control.v1.Plan.Choice.instances:type_name -> muster.control.v1.Plan.FleetCount
+	6,   // 90: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	31,  // 91: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	38,  // 92: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	48,  // 93: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	58,  // 94: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	4,   // 95: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
+	60,  // 96: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	68,  // 97: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
+	72,  // 98: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	77,  // 99: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	79,  // 100: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	74,  // 101: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
+	54,  // 102: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
+	21,  // 103: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
+	28,  // 104: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
+	8,   // 105: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
+	13,  // 106: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
+	82,  // 107: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	0,   // 108: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
+	2,   // 109: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
+	14,  // 110: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	32,  // 111: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	42,  // 112: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	49,  // 113: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	59,  // 114: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	5,   // 115: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
+	61,  // 116: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	69,  // 117: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
+	73,  // 118: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	78,  // 119: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	80,  // 120: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	75,  // 121: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
+	55,  // 122: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
+	22,  // 123: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
+	22,  // 124: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
+	9,   // 125: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
+	9,   // 126: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
+	81,  // 127: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	1,   // 128: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
+	3,   // 129: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
+	110, // [110:130] is the sub-list for method output_type
+	90,  // [90:110] is the sub-list for method input_type
+	90,  // [90:90] is the sub-list for extension type_name
+	90,  // [90:90] is the sub-list for extension extendee
+	0,   // [0:90] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -8555,7 +8691,7 @@ func file_control_control_proto_init() {
 	file_control_control_proto_msgTypes[5].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[7].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[13].OneofWrappers = []any{}
-	file_control_control_proto_msgTypes[27].OneofWrappers = []any{
+	file_control_control_proto_msgTypes[28].OneofWrappers = []any{
 		(*SetFleetRequest_Counts)(nil),
 		(*SetFleetRequest_Policy)(nil),
 		(*SetFleetRequest_Approve)(nil),
@@ -8563,16 +8699,16 @@ func file_control_control_proto_init() {
 		(*SetFleetRequest_Adopt)(nil),
 		(*SetFleetRequest_Destroy)(nil),
 	}
-	file_control_control_proto_msgTypes[38].OneofWrappers = []any{}
-	file_control_control_proto_msgTypes[65].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[39].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[66].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[67].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   90,
+			NumMessages:   92,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

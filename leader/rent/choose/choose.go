@@ -47,9 +47,6 @@ type Limits struct {
 	OnDemand bool
 }
 
-// starting is about how long a new instance is paid for before it serves.
-const starting = time.Minute
-
 // agreeing is how many choices in a row must agree before one that is not urgent counts
 // (hysteresis); chosen.
 const agreeing = 2
@@ -66,6 +63,7 @@ type Chooser struct {
 	waits  bool // the last choice would be a change if it were agreed on
 
 	safe    SafeLoad
+	boots   bootTimes
 	planned float64 // what was needed at the last plan, in queries/s
 	guard   *guard  // of the last plan; nil: there was none
 }
@@ -76,7 +74,9 @@ type load struct {
 }
 
 // New returns a Chooser that has seen nothing.
-func New(config Config) *Chooser { return &Chooser{config: config, safe: newSafeLoad()} }
+func New(config Config) *Chooser {
+	return &Chooser{config: config, safe: newSafeLoad(), boots: bootTimes{}}
+}
 
 // SetConfig changes the bounds.
 func (c *Chooser) SetConfig(config Config) { c.config, c.agreed = config, 0 }
@@ -409,7 +409,8 @@ func (c *Chooser) weighChange(at time.Duration, choice *Choice, f *Fleet, g *gua
 	overlap := 0.0
 	for kind, n := range choice.Counts {
 		choice.Price += float64(n) * f.Prices[kind]
-		overlap += float64(max(0, n-f.Desired[kind])) * f.Prices[kind] * starting.Hours()
+		overlap += float64(max(0, n-f.Desired[kind])) * f.Prices[kind] *
+			c.boots.of(kind.Type).Hours()
 	}
 	for kind, n := range f.Desired {
 		choice.Now += float64(n) * f.Prices[kind]

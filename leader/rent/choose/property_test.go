@@ -129,6 +129,8 @@ func TestChangePaysWithinHour(t *testing.T) {
 			Rate: 10 + 100*r.Float64(), Headroom: 1, MaxPrice: 100,
 			Types: map[profiles.InstanceType]Limits{old.Type: {Max: 50}, other.Type: {Max: 50}},
 		})
+		boots := time.Duration(20+r.IntN(200)) * time.Second
+		c.ObserveBoot(other.Type, boots)
 		// What it costs least to serve with the old type alone.
 		alone := *f
 		alone.Prices = map[rent.Kind]float64{old: price}
@@ -149,7 +151,7 @@ func TestChangePaysWithinHour(t *testing.T) {
 		}
 		n := float64(f.Desired[old])
 		saved := n * (price - f.Prices[other]) // within an hour
-		twice := n * f.Prices[other] / 60      // the new ones take a minute to start
+		twice := n * f.Prices[other] * boots.Hours()
 		if choice.Change != (saved > twice) || choice.Urgent {
 			t.Errorf("seed %d: %v machines, $%.4f saved within an hour, $%.4f paid twice: got %+v",
 				seed, n, saved, twice, choice)
