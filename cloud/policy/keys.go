@@ -79,7 +79,7 @@ func (r *reader) policyKeys(p *Policy) []document.Key {
 		{
 			Name: "calm", Type: duration, Default: inMinutes(p.Calm),
 			Meaning: "how long the leader remembers the busiest minute: nothing is returned that was " +
-				"needed within.",
+				"needed within, unless the load repeats and will not need it for longer than a boot.",
 			Read: func(_ string, n *yaml.Node) { p.Calm = r.readDuration(n) },
 		},
 		{

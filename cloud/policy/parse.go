@@ -35,7 +35,7 @@ func Read(path string) (*Policy, string, error) {
 //	  max_price_usd_per_hour: 6.0
 //	  min_instances: 3
 //	  types: {g4dn.xlarge: {min: 1, max: 4}, r5n.large: {max: 20}}
-//	calm: 10m
+//	calm: 5m
 //	change: {launches: 8, drains: 10%, threshold: 5%, window: always}
 //	spare: 1
 //	spot: {share: 50%, max_pool: 30%}

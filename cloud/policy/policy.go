@@ -78,7 +78,7 @@ type Process struct {
 
 // Default is the policy of a file that has no line on a matter.
 func Default() *Policy {
-	return &Policy{Mode: Advise, Headroom: 1.15, MinInstances: 1, Calm: 10 * time.Minute,
+	return &Policy{Mode: Advise, Headroom: 1.15, MinInstances: 1, Calm: 5 * time.Minute,
 		Launches: 8, Drains: 0.1, Threshold: 0.05, MaxPool: 0.3}
 }
 
@@ -96,8 +96,9 @@ func (p *Policy) Rent() rent.Policy {
 func (p *Policy) Choose() choose.Config {
 	return choose.Config{
 		Rate: p.Rate, Headroom: p.Headroom, Budget: p.Budget, MaxPrice: p.MaxPrice,
-		MinInstances: p.MinInstances, Types: p.Types, Calm: p.Calm, Threshold: p.Threshold,
-		Spare: p.Spare, SpotShare: p.SpotShare, MaxPool: p.MaxPool,
+		MinInstances: p.MinInstances, Types: p.Types, Calm: p.Calm, Launches: p.Launches,
+		Threshold: p.Threshold,
+		Spare:     p.Spare, SpotShare: p.SpotShare, MaxPool: p.MaxPool,
 	}
 }
 

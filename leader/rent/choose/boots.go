@@ -19,8 +19,8 @@ const maxBoot = time.Hour
 // bootTimes are how long machines take from their launch until they serve, by type.
 type bootTimes map[profiles.InstanceType]time.Duration
 
-// observe notes that a machine took so long. A boot that is longer than those before counts in full,
-// for a fleet that launches too late serves too little; a shorter one for a fifth.
+// observe notes that a machine took so long. A boot that is longer than those before counts in
+// full, for a fleet that launches too late serves too little; a shorter one for a fifth.
 func (b bootTimes) observe(t profiles.InstanceType, took time.Duration) {
 	if took <= 0 || took > maxBoot {
 		return

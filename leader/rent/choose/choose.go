@@ -30,6 +30,8 @@ type Config struct {
 	Types        map[profiles.InstanceType]Limits
 	// Calm is how long the load that was is planned for.
 	Calm time.Duration
+	// Launches are how many instances may start at once; 0: any number.
+	Launches int
 	// Threshold is the share that a change must gain where the fleet serves what is asked for.
 	Threshold float64
 	// Spare is how many machines may be lost, whichever, and the rest still serves what is planned
@@ -54,6 +56,12 @@ const agreeing = 2
 // changed is by which share what is needed must change for a plan. Chosen.
 const changed = 0.15
 
+const risen = 0.05
+
+// surprise is by which factor the load of 20 s must exceed what was expected for the time, where
+// the headroom is less, to count: chance makes it exceed by less. Chosen.
+const surprise = 1.1
+
 // A Chooser remembers the load and its last choices. It is not safe for concurrent use.
 type Chooser struct {
 	config Config
@@ -62,10 +70,13 @@ type Chooser struct {
 	agreed int
 	waits  bool // the last choice would be a change if it were agreed on
 
-	safe    SafeLoad
-	boots   bootTimes
-	planned float64 // what was needed at the last plan, in queries/s
-	guard   *guard  // of the last plan; nil: there was none
+	safe   SafeLoad
+	boots  bootTimes
+	rhythm rhythm
+	// perQuery is how many machines choices have had for each query/s, the most of late.
+	perQuery float64
+	planned  float64 // what was needed at the last plan, in queries/s
+	guard    *guard  // of the last plan; nil: there was none
 }
 
 type load struct {
@@ -83,6 +94,7 @@ func (c *Chooser) SetConfig(config Config) { c.config, c.agreed = config, 0 }
 
 // Observe notes the load of the last seconds, in queries/s.
 func (c *Chooser) Observe(now time.Duration, rate float64) {
+	c.rhythm.observe(now, rate)
 	c.loads = append(c.loads, load{now, rate})
 	keep := c.config.Calm + time.Minute
 	gone := 0
@@ -97,7 +109,7 @@ func (c *Chooser) Observe(now time.Duration, rate float64) {
 func (c *Chooser) ObserveLateness(now time.Duration, desired map[rent.Kind]int, exact bool,
 	models []Lateness) (changed bool) {
 	needed, _ := c.Needed(now)
-	carries := c.guard != nil && c.guard.safeRate(desired) >= needed*(1-1e-9)
+	carries := c.guard != nil && c.guard.safeRate(desired) >= needed*(1-c.tolerance(needed))
 	return c.safe.observe(now, exact, carries, models)
 }
 
@@ -118,11 +130,12 @@ func (c *Chooser) MarkPlanned(now time.Duration) { c.planned, _ = c.Needed(now) 
 // the last choice waits for another that agrees.
 func (c *Chooser) NeedsPlan(now time.Duration) bool {
 	needed, _ := c.Needed(now)
-	return c.waits || math.Abs(needed-c.planned) > changed*max(needed, c.planned)
+	return c.waits || needed > c.planned*(1+risen) || needed < c.planned*(1-changed)
 }
 
 // Peak is the highest load of a minute, or of Calm if that is shorter, that ended within Calm, but
-// at least that of the last 20 s, and for how long it will count.
+// at least that of the last 20 s if that is higher than chance explains (two standard deviations),
+// and for how long it will count.
 func (c *Chooser) Peak(now time.Duration) (rate float64, lasts time.Duration) {
 	over := min(time.Minute, c.config.Calm)
 	from, sum := 0, 0.0
@@ -144,16 +157,56 @@ func (c *Chooser) Peak(now time.Duration) (rate float64, lasts time.Duration) {
 			recent, n = recent+l.rate, n+1
 		}
 	}
-	if n >= 2 && recent/n > rate {
-		rate, at = recent/n, now
+	const span = 20.0 // s
+	if mean := recent / max(n, 1); n >= 2 && mean-2*math.Sqrt(mean/span) > rate {
+		rate, at = mean, now
 	}
 	return rate, max(0, at+c.config.Calm-now)
 }
 
 // Needed is what must be served while the fleet changes, in queries/s, and for how long at least.
 func (c *Chooser) Needed(now time.Duration) (rate float64, lasts time.Duration) {
-	rate, lasts = c.Peak(now)
+	if c.rhythm.period > 0 {
+		rate = c.foresee(now)
+	} else {
+		rate, lasts = c.Peak(now)
+	}
 	return rate * c.config.Headroom / c.safe.Share, lasts
+}
+
+// foresee is the load, in queries/s, that the fleet must be ready for, where loads repeat: what is
+// expected until machines that are launched now serve. So machines are launched a boot ahead, and a
+// time without need that is shorter than a boot returns none. A load that is higher than the fleet
+// was planned for counts as it is.
+func (c *Chooser) foresee(now time.Duration) (rate float64) {
+	boot := c.boots.longest(c.config.Types)
+	// Where a launch must wait for those before it, machines are launched several boots ahead.
+	each := c.config.Headroom * c.perQuery
+	for wave := range 4 {
+		ahead := time.Duration(wave+1)*boot + slotWidth
+		later := 0.0
+		if wave > 0 {
+			if c.config.Launches == 0 || each <= 0 {
+				break
+			}
+			later = float64(wave*c.config.Launches) / each
+		}
+		rate = max(rate, c.rhythm.maxLoad(now, now+ahead)-later)
+	}
+	recent := min(c.meanRate(now, slotWidth), c.meanRate(now, 2*slotWidth))
+	if recent > rate*max(surprise, c.config.Headroom) {
+		return recent
+	}
+	return rate
+}
+
+// meanRate is the mean load of the last while, in queries/s.
+func (c *Chooser) meanRate(now, while time.Duration) float64 {
+	sum, n := 0.0, 0.0
+	for i := len(c.loads) - 1; i >= 0 && now-c.loads[i].at < while; i-- {
+		sum, n = sum+c.loads[i].rate, n+1
+	}
+	return sum / max(n, 1)
 }
 
 // A Fleet is the instances that there are.
@@ -415,6 +468,11 @@ func (c *Chooser) weighChange(at time.Duration, choice *Choice, f *Fleet, g *gua
 	for kind, n := range f.Desired {
 		choice.Now += float64(n) * f.Prices[kind]
 	}
+	total := 0
+	for _, n := range choice.Counts {
+		total += n
+	}
+	c.perQuery = max(float64(total)/choice.Rate, .98*c.perQuery)
 	choice.Serves = g.safeRate(choice.Counts)
 	now := g.safeRate(f.Desired)
 	if c.last != nil && maps.Equal(c.last, choice.Counts) {
@@ -425,7 +483,7 @@ func (c *Chooser) weighChange(at time.Duration, choice *Choice, f *Fleet, g *gua
 	same := Text(choice.Counts) == Text(f.Desired)
 	saves := choice.Now - choice.Price
 	within := c.limitFault(f)
-	worth := false
+	worth, held := false, false
 	short := choice.Serves < choice.Rate*(1-1e-9) && c.config.Budget == 0
 	switch {
 	case same && short:
@@ -438,7 +496,7 @@ func (c *Chooser) weighChange(at time.Duration, choice *Choice, f *Fleet, g *gua
 		choice.Change, choice.Urgent = true, true
 		choice.Why = fmt.Sprintf("%s instead of %s: %s", Text(choice.Counts), Text(f.Desired),
 			within)
-	case now < choice.Rate && choice.Serves > now*(1+1e-9):
+	case now < choice.Rate*(1-c.tolerance(choice.Rate)) && choice.Serves > now*(1+1e-9):
 		choice.Change, choice.Urgent = true, true
 		choice.Why = fmt.Sprintf("%s serves %.4g of the %.4g queries/s to plan for, %s would %.4g",
 			Text(f.Desired), now, choice.Rate, Text(choice.Counts), choice.Serves)
@@ -448,27 +506,37 @@ func (c *Chooser) weighChange(at time.Duration, choice *Choice, f *Fleet, g *gua
 		choice.Why = fmt.Sprintf("%s serves %.1f %% more than %s", Text(choice.Counts), 100*gain,
 			Text(f.Desired))
 	default:
-		worth = saves >= c.config.Threshold*choice.Now && saves > overlap
+		worth = saves >= c.config.Threshold*choice.Now && saves > overlap &&
+			(c.rhythm.period > 0 || choice.Serves >= choice.Rate*(1+c.tolerance(choice.Rate)))
 		choice.Why = fmt.Sprintf("%s costs $%.4g/hr, %s $%.4g", Text(choice.Counts), choice.Price,
 			Text(f.Desired), choice.Now)
 		if fault := c.savingFault(at, choice); !worth {
 			choice.Why += ", which is not worth a change"
 		} else if fault != "" {
-			worth = false
+			worth, held = false, true
 			choice.Why += ", but " + fault
 		}
 	}
 	if short {
 		choice.Why += ": " + c.reachedLimit(choice, f, g)
 	}
-	choice.Change = choice.Change || worth && c.agreed >= agreeing
+	// A load that repeats agrees by itself.
+	choice.Change = choice.Change || worth && (c.agreed >= agreeing || c.rhythm.period > 0)
 	if c.waits = worth && !choice.Change; c.waits {
 		choice.Why += "; another plan has to agree"
 	}
+	c.waits = c.waits || held
 	choice.Why += c.config.describeLosses()
 	if c.safe.Share < 1 {
 		choice.Why += "; " + c.safe.describe()
 	}
+}
+
+// tolerance is by which share a fleet may serve less than the rate that is to be planned for until
+// it is to grow: two standard deviations of the count of a minute's queries, but at most half of
+// the headroom. So chance alone does not change the fleet of a steady load.
+func (c *Chooser) tolerance(rate float64) float64 {
+	return min(2/math.Sqrt(60*rate), (c.config.Headroom-1)/2)
 }
 
 // savingFault says why a cheaper fleet is no saving; "" if it is one. It must carry the present
@@ -478,22 +546,12 @@ func (c *Chooser) savingFault(now time.Duration, choice *Choice) string {
 	if c.safe.late != "" {
 		return c.safe.late
 	}
-	if present := c.minuteRate(now); choice.Serves < present {
+	// Where loads repeat, the rate is what is expected of the next minutes.
+	if present := c.meanRate(now, time.Minute); choice.Serves < present && c.rhythm.period == 0 {
 		return fmt.Sprintf("it serves %.4g queries/s, and the last minute had %.4g", choice.Serves,
 			present)
 	}
 	return ""
-}
-
-// minuteRate is the mean load of the last minute, in queries/s.
-func (c *Chooser) minuteRate(now time.Duration) float64 {
-	sum, n := 0.0, 0.0
-	for _, l := range c.loads {
-		if now-l.at <= time.Minute {
-			sum, n = sum+l.rate, n+1
-		}
-	}
-	return sum / max(n, 1)
 }
 
 // reachedLimit says which limit keeps a choice from serving more.

@@ -72,9 +72,9 @@ type SafeLoad struct {
 func newSafeLoad() SafeLoad { return SafeLoad{Share: 1, Hold: firstHold} }
 
 // observe takes how late the queries of the last minute were. exact says that the fleet is as
-// desired and all of it serves, and carries that this was planned for the load that it gets: where it
-// was not, that queries are late says nothing about which load is safe. It reports whether the share
-// has changed.
+// desired and all of it serves, and carries that this was planned for the load that it gets: where
+// it was not, that queries are late says nothing about which load is safe. It reports whether the
+// share has changed.
 func (s *SafeLoad) observe(now time.Duration, exact, carries bool,
 	models []Lateness) (changed bool) {
 	passed := now - s.last

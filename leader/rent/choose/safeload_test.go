@@ -14,9 +14,9 @@ func lateBy(share float64) []Lateness {
 	return []Lateness{{Model: "rm2/1", Queries: 1000, LateShare: share, AllowedShare: .01}}
 }
 
-// TestSafeLoadFinds: where queries are late above a load that nobody knows, the safe load goes below
-// it and stays there nearly all the time, whatever it is; a steady load changes it ever more rarely;
-// and when the reason has gone it returns to all.
+// TestSafeLoadFinds: where queries are late above a load that nobody knows, the safe load goes
+// below it and stays there nearly all the time, whatever it is; a steady load changes it ever more
+// rarely; and when the reason has gone it returns to all.
 func TestSafeLoadFinds(t *testing.T) {
 	const step = 15 * time.Second
 	for seed := range uint64(100) {
@@ -72,8 +72,8 @@ func TestSafeLoadMonotone(t *testing.T) {
 	}
 }
 
-// TestSafeLoadNeedsEvidence: a fleet that changes says nothing, nor do few queries, nor a share that
-// chance explains.
+// TestSafeLoadNeedsEvidence: a fleet that changes says nothing, nor do few queries, nor a share
+// that chance explains.
 func TestSafeLoadNeedsEvidence(t *testing.T) {
 	few := []Lateness{{Model: "rm2/1", Queries: 10, LateShare: .5, AllowedShare: .01}}
 	for name, tt := range map[string]struct {
