@@ -128,28 +128,17 @@ func (o *dayOptions) simulate(cmd *cobra.Command) error {
 		return misuse.Wrap(err)
 	}
 	started := time.Now()
-	var all []*simday.Result
-	for _, form := range o.forms {
-		show := terminal.NewPercentage(cmd.ErrOrStderr(), form)
-		shown := time.Duration(-1)
-		r, err := cfg.Run(cmd.Context(), form, func(at time.Duration) {
-			if at = at.Truncate(10 * time.Minute); at > shown {
-				shown = at
-				show(int64(min(at, o.hours).Minutes()), int64(o.hours.Minutes()))
-			}
-		})
-		if err != nil {
-			return err
-		}
-		all = append(all, r)
-	}
+	all, failed := o.runForms(cmd, cfg)
 	took := time.Since(started)
+	if len(all) == 0 {
+		return failed
+	}
 	if o.json {
 		err = terminal.PrintJSON(cmd.OutOrStdout(), all)
 	} else if err = simday.Text(cmd.OutOrStdout(), all, o.speed); err == nil {
 		_, err = fmt.Fprintf(cmd.OutOrStdout(), "It took %.1f s.\n", took.Seconds())
 	}
-	if err != nil || o.plotFile == "" {
+	if err = errors.Join(failed, err); err != nil || o.plotFile == "" {
 		return err
 	}
 	if err := writePicture(o.plotFile, func(w io.Writer, format string) error {
@@ -159,6 +148,26 @@ func (o *dayOptions) simulate(cmd *cobra.Command) error {
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "day drawn to %s\n", o.plotFile)
 	return nil
+}
+
+// runForms simulates the day of each form, up to the first that fails or is interrupted.
+func (o *dayOptions) runForms(cmd *cobra.Command, cfg *simday.Config) (all []*simday.Result,
+	err error) {
+	for _, form := range o.forms {
+		show := terminal.NewPercentage(cmd.ErrOrStderr(), form)
+		shown := time.Duration(-1)
+		r, err := cfg.Run(cmd.Context(), form, func(at time.Duration) {
+			if at = at.Truncate(renting.Window); at > shown {
+				shown = at
+				show(int64(min(at, o.hours).Minutes()), int64(o.hours.Minutes()))
+			}
+		})
+		if err != nil {
+			return all, err
+		}
+		all = append(all, r)
+	}
+	return all, nil
 }
 
 // config makes the day that the flags describe.

@@ -61,7 +61,7 @@ type Result struct {
 	Fleet string `json:"fleet,omitempty"`
 	renting.Result
 	// Floor is the least accuracy of a part of the day of length [renting.Window] with at least
-	// 100 answers.
+	// 20 answers, or of the day if none has so many.
 	Floor float64 `json:"min_accuracy"`
 	// Placements is how often another placement was made, HoldingChanges how often a machine
 	// changed what it holds.
@@ -69,6 +69,9 @@ type Result struct {
 	HoldingChanges int            `json:"holding_changes,omitempty"`
 	Faults         []fleet.Result `json:"faults,omitempty"`
 }
+
+// minAnswers is how many answers of a part of the day say how accurate it was. Chosen.
+const minAnswers = 20
 
 // maxRented bounds the places for rented machines of one type.
 const maxRented = 64
@@ -138,9 +141,10 @@ func (c *Config) Run(ctx context.Context, form string, progress func(at time.Dur
 	if res.Placement != nil {
 		out.Placements, out.HoldingChanges = res.Placement.Versions, res.Placement.Changes
 	}
+	out.Floor = out.Accuracy
 	for i := range out.Windows {
-		if w := &out.Windows[i]; w.Answered >= 100 && (out.Floor == 0 || w.Accuracy < out.Floor) {
-			out.Floor = w.Accuracy
+		if w := &out.Windows[i]; w.Answered >= minAnswers {
+			out.Floor = min(out.Floor, w.Accuracy)
 		}
 	}
 	return out, nil

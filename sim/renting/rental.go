@@ -46,6 +46,7 @@ type Rental struct {
 	next    time.Duration // when to step the renter
 
 	desired map[rent.Kind]int // which keepers remember
+	safe    choose.SafeLoad   // what leaders have learned, which keepers remember, too
 	now     time.Duration     // of the day, from its warm-up on
 	result  Result
 	windows []window
@@ -96,14 +97,15 @@ func (r *Rental) counted(n int) int {
 	return n
 }
 
-// beginTerm lets a new leader rent. It knows what is desired, and neither the load before nor what
-// its predecessor has seen of machines.
+// beginTerm lets a new leader rent. It knows what is desired and what its predecessor has learned,
+// and neither the load before nor what that has seen of machines.
 func (r *Rental) beginTerm(term uint64) {
 	if r.term != 0 {
 		r.tell("another leader rents")
 	}
 	r.term, r.began = term, r.now
 	r.renter, r.chooser = rent.New(r.cfg.Rent, r.now), choose.New(r.cfg.Choose)
+	r.chooser.SetSafeLoad(r.safe.Share, r.safe.Why)
 	r.serves, r.planned, r.noPlan, r.lacked, r.exact = nil, -1, false, "", false
 	r.next = r.now
 	if r.desired == nil {
@@ -119,6 +121,7 @@ func (r *Rental) decide() error {
 	rate := r.countArrivals()
 	r.chooser.Observe(r.now, rate)
 	r.chooser.ObserveLateness(r.now, r.desired, r.exact, r.latenessOf())
+	r.safe = r.chooser.SafeLoad()
 	if r.now-r.began < settledAfter {
 		return nil
 	}
