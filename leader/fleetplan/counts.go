@@ -175,7 +175,7 @@ func (m *master) dealMachines(ofTypes []int, x []float64) []int {
 		order[i] = i
 		t := m.pools[i].typ
 		counts[types+i] = min(rest[t], int(math.Floor(x[types+i]+1e-6)))
-		if m.pools[i].holds == nil {
+		if m.pools[i].only {
 			counts[types+i] = rest[t]
 		}
 		rest[t] -= counts[types+i]
@@ -194,6 +194,15 @@ func (m *master) dealMachines(ofTypes []int, x []float64) []int {
 		}
 	}
 	return counts
+}
+
+// begin looks for counts where machines of a type have several pools: of these relaxations say
+// little.
+func (s *countSearch) begin() {
+	lo, hi := s.m.limits()
+	part := (s.limit - s.m.work) / 4
+	s.dive(lo, hi, s.m.work+part)
+	s.climb(s.m.work + part)
 }
 
 // dive rounds the relaxation of the counts between lo and hi, one count after the other and each

@@ -7,7 +7,8 @@
 // accuracies, then dollars and accuracy, which [Problem.AccuracyUSDPerHour] weighs.
 //
 // Without variants it is the fluid program of KAIROS (leader/fluid); with fixed machines that hold
-// one variant each, the placement program of Proteus (its Equation 1).
+// one variant each, the placement program of Proteus (its Equation 1); with pairs of models on
+// partitions and a price for each server, Hera's cluster schedule.
 //
 // # Method
 //
@@ -24,6 +25,9 @@
 // placement program (leader/place) says what given machines hold; machines are added while that is
 // worth their price, and taken away; then branch and bound, with a count for each type and set,
 // looks for better ones (hold.go).
+//
+// Partitions that run side by side are layouts of a type, with the run times that variants have
+// beside each other; what Hera's scheduler chooses among (leader/place) is such a problem.
 //
 // The package is pure: no goroutine, no clock, no randomness.
 package fleetplan

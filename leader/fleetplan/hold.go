@@ -12,11 +12,20 @@ import (
 // A ref is a variant of a family.
 type ref struct{ family, variant int }
 
-// sharedPools returns one pool for each type, as if machines had memory for all variants.
-func (p *Problem) sharedPools() []pool {
-	pools := make([]pool, len(p.Types))
-	for t := range pools {
-		pools[t].typ = t
+// sharedPools returns one pool for each type, as if machines had memory for all variants, and those
+// of its layouts.
+func (p *Problem) sharedPools() (pools []pool) {
+	for t := range p.Types {
+		pools = append(pools, pool{typ: t, only: len(p.Types[t].Layouts) == 0})
+	}
+	return append(pools, p.layoutPools()...)
+}
+
+func (p *Problem) layoutPools() (pools []pool) {
+	for t := range p.Types {
+		for l := range p.Types[t].Layouts {
+			pools = append(pools, pool{typ: t, layout: &p.Types[t].Layouts[l]})
+		}
 	}
 	return pools
 }
@@ -48,13 +57,11 @@ func (p *Problem) boundMemory(shared *countSearch, pools []pool, all bool) (*cou
 	}
 	best, placed := h.best, h.best.placed
 	best.climb(best.limit)
-	if len(pools) < manyPools {
+	if len(h.m.slots) < manyPools {
 		s := newCountSearch(h.m, maxWork/2)
 		s.bound = max(shared.bound, best.value)
 		s.note(h.expand(best), best.value)
-		lo, hi := h.m.limits()
-		s.dive(lo, hi, h.m.work+maxWork/8)
-		s.climb(h.m.work + maxWork/8)
+		s.begin()
 		s.branch()
 		if best = s; !all {
 			best.bound = shared.bound
@@ -165,7 +172,7 @@ func (h *holdSearch) try(counts []int, steps int) (*countSearch, error) {
 	var used []pool // and those of types that have one
 	kept := placed[:types:types]
 	for i, n := range placed[types:] {
-		if n > 0 || h.m.pools[i].holds == nil {
+		if n > 0 || h.m.pools[i].only {
 			used, kept = append(used, h.m.pools[i]), append(kept, n)
 		}
 	}
@@ -189,7 +196,7 @@ func (h *holdSearch) expand(s *countSearch) []int {
 }
 
 func (p *pool) equal(q *pool) bool {
-	return p.typ == q.typ && slices.EqualFunc(p.holds, q.holds, slices.Equal)
+	return p.typ == q.typ && p.layout == q.layout && slices.EqualFunc(p.holds, q.holds, slices.Equal)
 }
 
 func sum(counts []int) int {
@@ -223,12 +230,12 @@ func (h *holdSearch) placeVariants(counts []int, steps int) ([]int, error) {
 			})
 		}
 	}
-	services := make([][]place.Service, len(m.pools))
+	services := make([][]place.Service, len(m.slots))
 	for f := range p.Families {
 		for b, all := range m.answerers[f] {
 			for k := range all {
 				if a := &all[k]; a.machines > 0 {
-					services[a.pool] = append(services[a.pool], place.Service{
+					services[a.slot] = append(services[a.slot], place.Service{
 						Class: classes[f][b], Variant: variants[f] + int(a.variant),
 						Rate: p.Families[f].Bins[b].Rate / a.machines,
 					})
@@ -236,10 +243,16 @@ func (h *holdSearch) placeVariants(counts []int, steps int) ([]int, error) {
 			}
 		}
 	}
-	for i := range m.pools {
-		program.Choices = append(program.Choices, place.Choice{
-			Type: m.pools[i].typ, Layout: fmt.Sprint(i), Partitions: [][]place.Service{services[i]},
-		})
+	for i, feeds := range m.feeds {
+		choice := place.Choice{Type: m.pools[i].typ, Layout: fmt.Sprint(i)}
+		for _, f := range feeds {
+			part := slices.Clone(services[f.slot])
+			for k := range part {
+				part[k].Rate *= f.amount
+			}
+			choice.Partitions = append(choice.Partitions, part)
+		}
+		program.Choices = append(program.Choices, choice)
 	}
 	solution, err := place.Solve(program, steps)
 	if err != nil {
@@ -279,7 +292,7 @@ func (p *Problem) makePools(relaxation *countSearch) (pools []pool, all bool) {
 		}
 		memory := p.Types[t].MemoryBytes * (1 + rounding)
 		if memory == 0 || size <= memory {
-			pools = append(pools, pool{typ: t})
+			pools = append(pools, pool{typ: t, only: len(p.Types[t].Layouts) == 0})
 			continue
 		}
 		sets, whole := p.maximalSets(useful, memory)
@@ -297,7 +310,7 @@ func (p *Problem) makePools(relaxation *countSearch) (pools []pool, all bool) {
 			pools = append(pools, pool{typ: t, holds: holds})
 		}
 	}
-	return pools, all
+	return append(pools, p.layoutPools()...), all
 }
 
 func (p *Problem) sizeOf(r ref) float64 {
@@ -350,7 +363,7 @@ func (s *countSearch) workOn(typ int) map[ref]float64 {
 			if i == unanswered {
 				continue
 			}
-			if a := &s.m.answerers[c.family][b][i]; s.m.pools[a.pool].typ == typ {
+			if a := &s.m.answerers[c.family][b][i]; s.m.slots[a.slot].typ == typ {
 				work[ref{c.family, int(a.variant)}] += x * a.machines
 			}
 		}
@@ -440,6 +453,16 @@ func (k *packer) fill(first ref, order []ref, left map[ref]float64) {
 // variantsOf returns what the machines of a pool hold, by family.
 func (m *master) variantsOf(pool int) [][]int {
 	all := make([][]int, len(m.problem.Families))
+	if l := m.pools[pool].layout; l != nil {
+		for _, part := range l.Partitions {
+			for _, s := range part.Services {
+				if !slices.Contains(all[s.Family], s.Variant) {
+					all[s.Family] = append(all[s.Family], s.Variant)
+				}
+			}
+		}
+		return all
+	}
 	for f := range m.problem.Families {
 		for v := range m.problem.Families[f].Variants {
 			if m.pools[pool].hasVariant(f, v) && m.problem.fits(f, v, m.pools[pool].typ) {

@@ -11,9 +11,25 @@ import (
 // their memory bounds them.
 type pool struct {
 	typ int
-	// holds is by family and variant; nil: the machines hold all of them, and are the only pool of
-	// the type.
-	holds [][]bool
+	// holds is by family and variant; nil: the machines hold all of them.
+	holds  [][]bool
+	layout *Layout // nil: all lanes share what they hold
+	only   bool    // the only pool of the type
+}
+
+// A slot is machines' time that a set of services share: that of a pool, or of the partitions of
+// layouts that hold one service, or of a partition of several.
+type slot struct {
+	typ      int
+	pool     int       // -1: of partitions
+	services []Service // of partitions
+}
+
+// A feed is how many seconds in a second a machine of a pool adds to a slot; of a pool without a
+// layout it counts in machines.
+type feed struct {
+	slot   int32
+	amount float64
 }
 
 // fits reports whether a machine of type t has memory for the variant.
@@ -28,8 +44,8 @@ func (p *pool) hasVariant(family, variant int) bool {
 
 // An answerer is a variant on a pool: what may answer a bin.
 type answerer struct {
-	variant, pool int32
-	// machines is what the bin's rate takes of the pool, in machines.
+	variant, slot int32
+	// machines is what the bin's rate takes of the slot.
 	machines float64
 	accuracy float64
 }
@@ -45,9 +61,9 @@ type column struct {
 	used             bool // in some solution
 }
 
-// A use is machines of a pool.
+// A use is time of a slot.
 type use struct {
-	pool     int32
+	slot     int32
 	machines float64
 }
 
@@ -76,7 +92,9 @@ const (
 type master struct {
 	problem *Problem
 	pools   []pool
-	demand  float64 // queries/s
+	slots   []slot
+	feeds   [][]feed // by pool
+	demand  float64  // queries/s
 	need    []float64
 	weights weights
 	scale   float64 // $/hr; what the objective is counted in
@@ -85,9 +103,9 @@ type master struct {
 	columns   []*column
 	lp        simplex.Program
 
-	// Rows of lp; -1 where there is none: of pools without machines. linkRow is by type with several
+	// Rows of lp; -1 where there is none: of slots without machines. linkRow is by type with several
 	// pools: these have no more machines than the type.
-	poolRow, linkRow, convexRow, servedRow, targetRow []int
+	slotRow, linkRow, convexRow, servedRow, targetRow []int
 	overallRow, budgetRow                             int
 	firstColumn                                       int // in lp, of columns
 	work                                              int
@@ -108,12 +126,91 @@ func newMaster(p *Problem, pools []pool) *master {
 			m.need[f] /= m.demand
 		}
 	}
+	m.setSlots()
 	m.setAnswerers()
 	m.setWeights()
 	return m
 }
 
-// setAnswerers lists what may answer each bin, without those than which the same pool has one as
+// setSlots makes the slots and what feeds them.
+func (m *master) setSlots() {
+	for i := range m.pools {
+		p := &m.pools[i]
+		if p.layout == nil {
+			m.feeds = append(m.feeds, []feed{{int32(len(m.slots)), 1}})
+			m.slots = append(m.slots, slot{typ: p.typ, pool: i})
+			continue
+		}
+		var feeds []feed
+		for _, part := range p.layout.Partitions {
+			k, amount := m.slotOf(p.typ, &part)
+			if at := slices.IndexFunc(feeds, func(f feed) bool { return f.slot == k }); at >= 0 {
+				feeds[at].amount += amount
+			} else {
+				feeds = append(feeds, feed{k, amount})
+			}
+		}
+		m.feeds = append(m.feeds, feeds)
+	}
+}
+
+// slotOf returns the slot of a partition, and how much a machine adds to it. Partitions that hold
+// the same service alone have one slot if their run times differ by a factor.
+func (m *master) slotOf(typ int, part *Partition) (k int32, amount float64) {
+	if len(part.Services) == 1 {
+		one := &part.Services[0]
+		for k := range m.slots {
+			s := &m.slots[k]
+			if s.typ != typ || s.pool >= 0 || len(s.services) != 1 ||
+				s.services[0].Family != one.Family || s.services[0].Variant != one.Variant {
+				continue
+			}
+			if factor, ok := ratio(one.RunTime, s.services[0].RunTime); ok {
+				return int32(k), part.Capacity / factor
+			}
+		}
+	}
+	m.slots = append(m.slots, slot{typ: typ, pool: -1, services: part.Services})
+	return int32(len(m.slots) - 1), part.Capacity
+}
+
+// ratio returns the factor between two lists of run times, if there is one.
+func ratio(a, b []float64) (factor float64, ok bool) {
+	for i := range a {
+		switch {
+		case a[i] == 0 && b[i] == 0:
+		case a[i] == 0 || b[i] == 0:
+			return 0, false
+		case factor == 0:
+			factor = a[i] / b[i]
+		case math.Abs(a[i]-factor*b[i]) > rounding*a[i]:
+			return 0, false
+		}
+	}
+	return factor, factor > 0
+}
+
+// secondsOf returns how much of the slot a query takes; 0 if its variant does not answer it there.
+func (m *master) secondsOf(s *slot, family, variant, bin int) float64 {
+	t := &m.problem.Types[s.typ]
+	if t.Max == 0 {
+		return 0
+	}
+	if s.pool >= 0 {
+		if !m.pools[s.pool].hasVariant(family, variant) || !m.problem.fits(family, variant, s.typ) {
+			return 0
+		}
+		return m.problem.Families[family].Bins[bin].RunTime[variant][s.typ] / t.Capacity
+	}
+	for i := range s.services {
+		if of := &s.services[i]; of.Family == family && of.Variant == variant {
+			return of.RunTime[bin]
+		}
+	}
+	return 0
+}
+
+// setAnswerers lists what may answer each bin, without those than which the same slot has one as
 // fast and as accurate.
 func (m *master) setAnswerers() {
 	m.answerers = make([][][]answerer, len(m.problem.Families))
@@ -126,18 +223,15 @@ func (m *master) setAnswerers() {
 				continue
 			}
 			var all []answerer
-			for i := range m.pools {
+			for i := range m.slots {
 				first := len(all)
 				for v := range family.Variants {
-					t := m.pools[i].typ
-					seconds := bin.RunTime[v][t]
-					if seconds == 0 || m.problem.Types[t].Max == 0 || !m.pools[i].hasVariant(f, v) ||
-						!m.problem.fits(f, v, t) {
+					seconds := m.secondsOf(&m.slots[i], f, v, b)
+					if seconds == 0 {
 						continue
 					}
 					a := answerer{
-						int32(v), int32(i), bin.Rate * seconds / m.problem.Types[t].Capacity,
-						family.Variants[v].Accuracy,
+						int32(v), int32(i), bin.Rate * seconds, family.Variants[v].Accuracy,
 					}
 					if slices.ContainsFunc(all[first:], func(o answerer) bool {
 						return o.machines <= a.machines && o.accuracy >= a.accuracy
@@ -159,12 +253,21 @@ func (m *master) setAnswerers() {
 // everything, if machines could be divided.
 func (m *master) setWeights() {
 	best := 0.0
+	prices := make([]float64, len(m.slots)) // of what a whole machine adds, at least
+	for k := range prices {
+		prices[k] = math.Inf(1)
+	}
+	for i, feeds := range m.feeds {
+		for _, f := range feeds {
+			prices[f.slot] = min(prices[f.slot],
+				m.problem.Types[m.pools[i].typ].PriceUSDPerHour/f.amount/float64(len(feeds)))
+		}
+	}
 	for f := range m.answerers {
 		for _, all := range m.answerers[f] {
 			cheapest := math.Inf(1)
 			for _, a := range all {
-				price := m.problem.Types[m.pools[a.pool].typ].PriceUSDPerHour
-				cheapest = min(cheapest, a.machines*price)
+				cheapest = min(cheapest, a.machines*prices[a.slot])
 				best = max(best, a.accuracy)
 			}
 			if len(all) > 0 {
@@ -201,10 +304,10 @@ func (m *master) describe(c *column) *column {
 		}
 		a := &m.answerers[c.family][b][i]
 		share := m.problem.Families[c.family].Bins[b].Rate / m.demand
-		if k := slices.IndexFunc(c.uses, func(u use) bool { return u.pool == a.pool }); k >= 0 {
+		if k := slices.IndexFunc(c.uses, func(u use) bool { return u.slot == a.slot }); k >= 0 {
 			c.uses[k].machines += a.machines
 		} else {
-			c.uses = append(c.uses, use{a.pool, a.machines})
+			c.uses = append(c.uses, use{a.slot, a.machines})
 		}
 		c.served += share
 		c.accuracy += share * a.accuracy
@@ -222,7 +325,7 @@ func (m *master) limits() (lo, hi []int) {
 	for i := range m.pools {
 		p := &m.pools[i]
 		lo, hi = append(lo, 0), append(hi, m.problem.Types[p.typ].Max)
-		if p.holds == nil {
+		if p.only {
 			lo[len(lo)-1] = m.problem.Types[p.typ].Min
 		}
 	}
@@ -244,7 +347,7 @@ func (m *master) tighten(lo, hi []int) bool {
 	}
 	for i := range m.pools {
 		k, t := types+i, m.pools[i].typ
-		if m.pools[i].holds == nil {
+		if m.pools[i].only {
 			lo[k], hi[k] = max(lo[k], lo[t]), min(hi[k], hi[t])
 			lo[t], hi[t] = lo[k], hi[k]
 		}
@@ -260,22 +363,29 @@ func (m *master) tighten(lo, hi []int) bool {
 func (m *master) build(lo, hi []int) bool {
 	l := &m.lp
 	l.Reset()
-	m.poolRow, m.linkRow, m.convexRow, m.servedRow, m.targetRow = m.poolRow[:0], m.linkRow[:0],
+	m.slotRow, m.linkRow, m.convexRow, m.servedRow, m.targetRow = m.slotRow[:0], m.linkRow[:0],
 		m.convexRow[:0], m.servedRow[:0], m.targetRow[:0]
 	types := len(m.problem.Types)
 	least := 0.0
 	spare := slices.Clone(lo[:types]) // by type: machines of no pool
-	for i := range m.pools {
-		row := -1
-		if hi[types+i] > 0 {
-			row = l.AddRow(float64(lo[types+i]))
-		}
-		m.poolRow = append(m.poolRow, row)
+	there, open := make([]float64, len(m.slots)), make([]bool, len(m.slots))
+	for i, feeds := range m.feeds {
 		spare[m.pools[i].typ] -= lo[types+i]
+		for _, f := range feeds {
+			there[f.slot] += float64(lo[types+i]) * f.amount
+			open[f.slot] = open[f.slot] || hi[types+i] > 0
+		}
+	}
+	for k := range m.slots {
+		row := -1
+		if open[k] {
+			row = l.AddRow(there[k])
+		}
+		m.slotRow = append(m.slotRow, row)
 	}
 	for t := range m.problem.Types {
 		row := -1
-		if slices.ContainsFunc(m.pools, func(p pool) bool { return p.typ == t && p.holds != nil }) {
+		if slices.ContainsFunc(m.pools, func(p pool) bool { return p.typ == t && !p.only }) {
 			row = l.AddRow(float64(spare[t]))
 		}
 		m.linkRow = append(m.linkRow, row)
@@ -306,8 +416,8 @@ func (m *master) build(lo, hi []int) bool {
 			l.AddCoefficient(row, -1)
 		}
 		for i := range m.pools {
-			if m.pools[i].typ == t && m.pools[i].holds == nil && m.poolRow[i] >= 0 {
-				l.AddCoefficient(m.poolRow[i], -1)
+			if m.pools[i].typ == t && m.pools[i].only {
+				m.putFeeds(i)
 			}
 		}
 		if m.budgetRow >= 0 {
@@ -316,8 +426,8 @@ func (m *master) build(lo, hi []int) bool {
 		l.AddColumn(-m.weights.cost*price, float64(hi[t]-lo[t]))
 	}
 	for i := range m.pools {
-		if m.pools[i].holds != nil && m.poolRow[i] >= 0 {
-			l.AddCoefficient(m.poolRow[i], -1)
+		if !m.pools[i].only && hi[types+i] > 0 {
+			m.putFeeds(i)
 			l.AddCoefficient(m.linkRow[m.pools[i].typ], 1)
 		}
 		l.AddColumn(0, float64(hi[types+i]-lo[types+i]))
@@ -343,19 +453,28 @@ func (m *master) build(lo, hi []int) bool {
 	return true
 }
 
+// putFeeds puts what a machine of the pool adds.
+func (m *master) putFeeds(pool int) {
+	for _, f := range m.feeds[pool] {
+		if row := m.slotRow[f.slot]; row >= 0 {
+			m.lp.AddCoefficient(row, -f.amount)
+		}
+	}
+}
+
 // rounding is a relative error of sums.
 const rounding = 1e-9
 
 func (m *master) put(c *column) {
 	l := &m.lp
 	for _, u := range c.uses {
-		if m.poolRow[u.pool] < 0 {
-			l.AddColumn(0, 0) // there are no machines of the pool
+		if m.slotRow[u.slot] < 0 {
+			l.AddColumn(0, 0) // there are no machines of the slot
 			return
 		}
 	}
 	for _, u := range c.uses {
-		l.AddCoefficient(m.poolRow[u.pool], u.machines)
+		l.AddCoefficient(m.slotRow[u.slot], u.machines)
 	}
 	l.AddCoefficient(m.convexRow[c.family], 1)
 	l.AddCoefficient(m.servedRow[c.family], -c.served)
@@ -414,7 +533,7 @@ func (m *master) solve(lo, hi []int) (*relaxed, bool) {
 		r.bound -= cost
 	}
 	for i := range m.pools {
-		if t := m.pools[i].typ; m.pools[i].holds == nil {
+		if t := m.pools[i].typ; m.pools[i].only {
 			r.counts[types+i] = r.counts[t]
 		}
 	}
@@ -448,10 +567,10 @@ func (m *master) generateColumns() (gain float64, added bool) {
 			best, most := int32(unanswered), 0.0
 			for i := range all {
 				a := &all[i]
-				if m.poolRow[a.pool] < 0 {
+				if m.slotRow[a.slot] < 0 {
 					continue
 				}
-				worth := share*(served+accuracy*a.accuracy) - a.machines*price[m.poolRow[a.pool]]
+				worth := share*(served+accuracy*a.accuracy) - a.machines*price[m.slotRow[a.slot]]
 				if worth > most {
 					best, most = int32(i), worth
 				}

@@ -39,6 +39,7 @@ type Plan struct {
 // A Holding is machines of a type that hold the same variants.
 type Holding struct {
 	Type, Count int
+	Layout      *Layout // nil: all lanes share what they hold
 	// Variants are by family, and Rate in queries/s by family and those variants: what all of these
 	// machines together are to answer.
 	Variants [][]int
@@ -77,7 +78,7 @@ func (m *master) priceMargin(r *relaxed) *Margin {
 		answered[c.family] += x * c.served
 		served += x * c.served
 		for _, u := range c.uses {
-			if row := m.poolRow[u.pool]; row >= 0 {
+			if row := m.slotRow[u.slot]; row >= 0 {
 				margin.QueriesUSDPerMillion[c.family] += x * u.machines * price[row] / dollar
 			}
 		}
@@ -124,20 +125,36 @@ func (s *countSearch) makePlan(c candidate) *Plan {
 	for t := range p.Types {
 		plan.CostUSDPerHour += float64(c.counts[t]) * p.Types[t].PriceUSDPerHour
 	}
-	of := make([]int, len(m.pools)) // index of the holding, by pool
-	for i := range m.pools {
-		of[i] = -1
-		if n := c.counts[len(p.Types)+i]; n > 0 {
-			of[i] = len(plan.Holdings)
-			plan.Holdings = append(plan.Holdings, m.newHolding(i, n))
+	parts := make([][]part, len(m.slots)) // of the slot's time
+	for i, feeds := range m.feeds {
+		n := c.counts[len(p.Types)+i]
+		if n == 0 {
+			continue
+		}
+		for _, f := range feeds {
+			parts[f.slot] = append(parts[f.slot], part{len(plan.Holdings), float64(n) * f.amount})
+		}
+		plan.Holdings = append(plan.Holdings, m.newHolding(i, n))
+	}
+	for _, of := range parts {
+		sum := 0.0
+		for _, part := range of {
+			sum += part.share
+		}
+		for k := range of {
+			of[k].share /= sum
 		}
 	}
 	r, _ := m.solve(c.counts, c.counts) // which the search has solved before
 	for i := range m.pools {
 		t := m.pools[i].typ
-		if row := m.poolRow[i]; row >= 0 {
-			plan.Duals[t] = max(plan.Duals[t], m.lp.Price[row]*m.scale)
+		worth := 0.0
+		for _, f := range m.feeds[i] {
+			if row := m.slotRow[f.slot]; row >= 0 {
+				worth += f.amount * m.lp.Price[row] * m.scale
+			}
 		}
+		plan.Duals[t] = max(plan.Duals[t], worth)
 	}
 	plan.Families = make([]FamilyPlan, len(p.Families))
 	for f := range plan.Families {
@@ -158,13 +175,13 @@ func (s *countSearch) makePlan(c candidate) *Plan {
 				continue
 			}
 			a := &m.answerers[way.family][b][i]
-			if of[a.pool] < 0 {
-				continue // of a pool without machines, by rounding
-			}
 			rate := x * p.Families[way.family].Bins[b].Rate
 			family.Rate[a.variant] += rate
-			h := &plan.Holdings[of[a.pool]]
-			h.Rate[way.family][slices.Index(h.Variants[way.family], int(a.variant))] += rate
+			for _, part := range parts[a.slot] { // none: a slot without machines, by rounding
+				h := &plan.Holdings[part.holding]
+				k := slices.Index(h.Variants[way.family], int(a.variant))
+				h.Rate[way.family][k] += rate * part.share
+			}
 		}
 	}
 	m.summarize(plan, served, points, s.bound-c.value)
@@ -177,8 +194,17 @@ func (s *countSearch) makePlan(c candidate) *Plan {
 	return plan
 }
 
+// A part is the share of a slot's time that a holding's machines give.
+type part struct {
+	holding int
+	share   float64
+}
+
 func (m *master) newHolding(pool, count int) Holding {
-	h := Holding{Type: m.pools[pool].typ, Count: count, Variants: m.variantsOf(pool)}
+	h := Holding{
+		Type: m.pools[pool].typ, Count: count, Layout: m.pools[pool].layout,
+		Variants: m.variantsOf(pool),
+	}
 	for _, variants := range h.Variants {
 		h.Rate = append(h.Rate, make([]float64, len(variants)))
 	}

@@ -37,14 +37,44 @@ func randomGoal(r *rand.Rand, p *Problem) {
 	}
 }
 
+// randomLayouts gives some types layouts of one or two partitions, on which variants are slower or
+// quicker than on all lanes.
+func randomLayouts(r *rand.Rand, p *Problem) {
+	for t := range p.Types {
+		for range r.IntN(3) {
+			var l Layout
+			for range 1 + r.IntN(2) {
+				part := Partition{Capacity: .3 + r.Float64()}
+				for range 1 + r.IntN(2) {
+					s := Service{Family: r.IntN(len(p.Families))}
+					family := &p.Families[s.Family]
+					s.Variant = r.IntN(len(family.Variants))
+					for _, b := range family.Bins {
+						s.RunTime = append(s.RunTime, b.RunTime[s.Variant][t]*(.5+r.Float64()))
+					}
+					part.Services = append(part.Services, s)
+				}
+				l.Partitions = append(l.Partitions, part)
+			}
+			p.Types[t].Layouts = append(p.Types[t].Layouts, l)
+		}
+	}
+}
+
 // TestCounts: a plan is the best of all counts and all that machines may hold; what it says that no
 // plan exceeds none does, and what is proven is so.
 func TestCounts(t *testing.T) {
 	r := rand.New(rand.NewPCG(2, 2))
-	tested, bounded, proven := 0, 0, 0
-	for k := range tries(300) {
+	tested, bounded, layouts, proven := 0, 0, 0, 0
+	for k := range tries(400) {
 		p := randomProblem(r, 1+r.IntN(3), 1+r.IntN(2), 1+r.IntN(3))
 		randomGoal(r, p)
+		if r.IntN(3) == 0 {
+			for i := range p.Types {
+				p.Types[i].Max = min(p.Types[i].Max, 2)
+			}
+			randomLayouts(r, p)
+		}
 		shared := newMaster(p, p.sharedPools())
 		s := newCountSearch(shared, maxWork)
 		s.branch()
@@ -68,6 +98,24 @@ func TestCounts(t *testing.T) {
 		tested++
 		if isBounded(m.pools) {
 			bounded++
+		}
+		if slices.ContainsFunc(m.pools, func(p pool) bool { return p.layout != nil }) {
+			layouts++
+		}
+		for f := range p.Families {
+			answered, rate := 0.0, 0.0
+			for _, h := range plan.Holdings {
+				for _, of := range h.Rate[f] {
+					answered += of
+				}
+			}
+			for _, b := range p.Families[f].Bins {
+				rate += b.Rate
+			}
+			if want := plan.Families[f].Answered * rate; math.Abs(answered-want) > 1e-6*(1+want) {
+				t.Errorf("%d: machines answer %v of family %d, the plan says %v", k, answered, f,
+					want)
+			}
 		}
 		if plan.Proven {
 			proven++
@@ -93,9 +141,10 @@ func TestCounts(t *testing.T) {
 				best.Accuracy)
 		}
 	}
-	t.Logf("%d problems, %d with memory for some variants, %d proven", tested, bounded, proven)
-	if tested < 150 || bounded < 50 || proven < tested*9/10 {
-		t.Errorf("%d problems, %d with memory for some variants, %d proven", tested, bounded, proven)
+	t.Logf("%d problems, %d with memory for some variants, %d with layouts, %d proven", tested,
+		bounded, layouts, proven)
+	if tested < 150 || bounded < 50 || layouts < 50 || proven < tested*9/10 {
+		t.Error("too few of a kind")
 	}
 }
 
@@ -239,15 +288,36 @@ func TestMoreIsNoWorse(t *testing.T) {
 }
 
 // TestJointIsNoWorse: a plan is no worse than what is best if machines are chosen alone, for the
-// most accurate variants; if what they hold is, one variant each; or if the machines of one family
-// are chosen after those of the other.
+// most accurate variants; if what they hold is, one variant each; or if only partitions are used,
+// or none.
 func TestJointIsNoWorse(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 5))
 	for k := range tries(60) {
 		p := randomProblem(r, 1+r.IntN(3), 1+r.IntN(3), 1+r.IntN(3))
 		randomGoal(r, p)
+		if r.IntN(3) == 0 {
+			randomLayouts(r, p)
+		}
 		plan := mustSolve(t, p)
 		for what, change := range map[string]func(*Problem){
+			"machines without partitions": func(q *Problem) {
+				for i := range q.Types {
+					q.Types[i].Layouts = nil
+				}
+			},
+			"partitions": func(q *Problem) {
+				for f := range q.Families {
+					family := &q.Families[f]
+					family.Bins = slices.Clone(family.Bins)
+					for b := range family.Bins {
+						none := make([][]float64, len(family.Variants))
+						for v := range none {
+							none[v] = make([]float64, len(q.Types))
+						}
+						family.Bins[b].RunTime = none
+					}
+				}
+			},
 			"renting for the most accurate variants": func(q *Problem) {
 				for f := range q.Families {
 					family := &q.Families[f]

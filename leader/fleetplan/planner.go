@@ -14,11 +14,12 @@ type Planner struct {
 	counts []int // by type
 }
 
-// A way is a column in terms that hold for another problem of as many families, bins and types.
+// A way is a column in terms that hold for another problem of as many families, bins, types and
+// layouts.
 type way struct {
 	family   int
 	variants []int32 // by bin; unanswered
-	types    []int32
+	slots    []int32
 }
 
 // againWork bounds the operations of a search that begins with what the last one found: about
@@ -36,6 +37,9 @@ func (pl *Planner) Plan(p *Problem, n int) ([]*Plan, error) {
 	if pl.recall(m) {
 		s.limit = againWork
 		s.tryFormer(pl.counts)
+	}
+	if slices.ContainsFunc(m.pools, func(p pool) bool { return !p.only }) {
+		s.begin()
 	}
 	s.branch()
 	if s.best == nil {
@@ -75,7 +79,7 @@ func (pl *Planner) recall(m *master) bool {
 		c := &column{family: w.family, answers: make([]int32, len(w.variants))}
 		for b := range c.answers {
 			c.answers[b] = int32(slices.IndexFunc(m.answerers[w.family][b], func(a answerer) bool {
-				return a.variant == w.variants[b] && int32(m.pools[a.pool].typ) == w.types[b]
+				return a.variant == w.variants[b] && a.slot == w.slots[b]
 			}))
 		}
 		m.columns = append(m.columns, m.describe(c))
@@ -93,7 +97,7 @@ func (pl *Planner) remember(s *countSearch) {
 		for b, i := range c.answers {
 			if i != unanswered {
 				a := &s.m.answerers[c.family][b][i]
-				w.variants[b], w.types[b] = a.variant, int32(s.m.pools[a.pool].typ)
+				w.variants[b], w.slots[b] = a.variant, a.slot
 			}
 		}
 		pl.ways = append(pl.ways, w)

@@ -21,6 +21,27 @@ type Type struct {
 	Capacity float64
 	// MemoryBytes is what a machine has for models, >= 0; 0: room for all of them.
 	MemoryBytes float64
+	// Layouts are what a machine may hold instead: partitions that run side by side.
+	Layouts []Layout
+}
+
+// A Layout divides a machine.
+type Layout struct {
+	Name       string
+	Partitions []Partition
+}
+
+// A Partition runs what it holds one after the other, on cores of its own.
+type Partition struct {
+	Capacity float64 // as of a Type
+	Services []Service
+}
+
+// A Service is a variant that a partition holds.
+type Service struct {
+	Family, Variant int
+	// RunTime is by bin of the family, as in Bin, beside what runs on the other partitions.
+	RunTime []float64
 }
 
 // A Family is a kind of query, with the variants that can answer it. A model without a family is a
@@ -89,6 +110,9 @@ func (p *Problem) Validate() error {
 			bad("type %s: %d to %d machines, want 0 <= min <= max <= %d", t.Name, t.Min, t.Max,
 				maxMachines)
 		}
+		for _, l := range t.Layouts {
+			errs = append(errs, p.validateLayout(&t, &l)...)
+		}
 	}
 	for _, f := range p.Families {
 		number(f.TargetAccuracy, "family %s: target accuracy", f.Name)
@@ -123,6 +147,34 @@ func (p *Problem) Validate() error {
 		bad("the worth of accuracy is %v, want >= 0", p.AccuracyUSDPerHour)
 	}
 	return errors.Join(errs...)
+}
+
+func (p *Problem) validateLayout(t *Type, l *Layout) (errs []error) {
+	bad := func(format string, args ...any) {
+		errs = append(errs, fmt.Errorf("type %s: layout %s: %s", t.Name, l.Name,
+			fmt.Sprintf(format, args...)))
+	}
+	for _, part := range l.Partitions {
+		if !(part.Capacity > 0) || math.IsInf(part.Capacity, 0) {
+			bad("capacity is %v, want a finite number above 0", part.Capacity)
+		}
+		for _, s := range part.Services {
+			if s.Family < 0 || s.Family >= len(p.Families) || s.Variant < 0 ||
+				s.Variant >= len(p.Families[s.Family].Variants) {
+				bad("family %d or variant %d does not exist", s.Family, s.Variant)
+				continue
+			}
+			if bins := len(p.Families[s.Family].Bins); len(s.RunTime) != bins {
+				bad("run times of %d bins, and there are %d", len(s.RunTime), bins)
+			}
+			for _, seconds := range s.RunTime {
+				if !(seconds >= 0) || math.IsInf(seconds, 0) {
+					bad("run time is %v, want a finite number >= 0", seconds)
+				}
+			}
+		}
+	}
+	return errs
 }
 
 // maxMachines bounds the machines of a type, so that sums stay exact.

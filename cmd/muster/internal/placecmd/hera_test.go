@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/muster-serve/muster/agent/worker"
+	apinames "github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader/fleetplan"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
 	"github.com/muster-serve/muster/profiles/sharing"
@@ -68,6 +70,51 @@ func TestHera(t *testing.T) {
 	} {
 		if got := hera(t, "--load", tt.load).Servers; got != tt.want {
 			t.Errorf("load %s: %+v servers, want %+v", tt.load, got, tt.want)
+		}
+	}
+}
+
+// TestHeraIsAFleet: the planner of whole fleets finds as few servers as "muster place hera" does, of
+// the same layouts.
+func TestHeraIsAFleet(t *testing.T) {
+	s, err := readSharing(profiles, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for load, want := range map[float64]int{1: 8, 10: 74} { // as in TestHera
+		demand := make([]float64, len(s.profiles))
+		p := &fleetplan.Problem{Types: []fleetplan.Type{
+			{Name: "server", PriceUSDPerHour: 1, Max: 1000, Capacity: 1},
+		}}
+		for i, profile := range s.profiles {
+			demand[i] = load * profile.Most()
+			p.Families = append(p.Families, fleetplan.Family{
+				Name:     profile.Model,
+				Variants: []fleetplan.Variant{{Model: apinames.ModelKey(profile.Model), Accuracy: 1}},
+				Bins:     []fleetplan.Bin{{Rate: demand[i], RunTime: [][]float64{{0}}}},
+			})
+		}
+		for _, c := range s.machine.Sharing(s.profiles, demand).Choices {
+			layout := fleetplan.Layout{Name: c.Layout}
+			for _, part := range c.Partitions {
+				layout.Partitions = append(layout.Partitions, fleetplan.Partition{
+					Capacity: 1, Services: []fleetplan.Service{{
+						Family: part[0].Class, RunTime: []float64{1 / part[0].Rate},
+					}},
+				})
+			}
+			p.Types[0].Layouts = append(p.Types[0].Layouts, layout)
+		}
+		plan, err := fleetplan.Solve(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("load %v: %d servers of %d layouts, at least %.2f, proven %v", load, plan.Counts[0],
+			len(p.Types[0].Layouts), plan.MinCostUSDPerHour, plan.Proven)
+		if plan.Served < 1-1e-9 || plan.Counts[0] != want ||
+			plan.MinCostUSDPerHour > float64(want) {
+			t.Errorf("load %v: %d servers, at least %v, serve %v; want %d", load, plan.Counts[0],
+				plan.MinCostUSDPerHour, plan.Served, want)
 		}
 	}
 }
