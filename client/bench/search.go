@@ -231,9 +231,9 @@ func (s *searcher) beginSearch(rate float64) error {
 				fmt.Sprintf("%d to %s", minQueries(m.QoSPercentile/100), m.Name))
 		}
 		s.Begun(
-			fmt.Sprintf("a probe sends at least so many queries that its result is 95 %% sure "+
-				"(%s): "+
-				"%.1f s at %s/s; the search ends after %v at the latest", strings.Join(least, ", "),
+			fmt.Sprintf("each probe sends enough queries for a result that is 95 %% certain, at "+
+				"least %s; the first takes %.1f s at %s/s; the search ends after %v at the latest",
+				strings.Join(least, ", "),
 				duration.Seconds(), formatFigures(rate), s.Limit.Round(time.Second)))
 	}
 	return nil
@@ -442,7 +442,7 @@ func (t *Throughput) String() string {
 	case t.Interrupted:
 		text += ", interrupted"
 	case !t.Complete:
-		text += fmt.Sprintf(", the search had no more time: the next probe takes %.1f s", t.NextS)
+		text += fmt.Sprintf("; the search ran out of time: the next probe takes %.1f s", t.NextS)
 	}
 	return text
 }

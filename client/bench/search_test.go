@@ -227,7 +227,7 @@ func TestFindThroughputOfFewQueries(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := "unknown, the search had no more time: the next probe takes 1"; found.Complete ||
+		if want := "unknown; the search ran out of time: the next probe takes 1"; found.Complete ||
 			len(found.Probes) != 0 || !strings.Contains(found.String(), want) {
 			t.Errorf("within a minute: found %q, want %q", found, want)
 		}
