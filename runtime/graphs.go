@@ -129,7 +129,7 @@ func (o *ONNX) withGraphs(ctx context.Context, s *session, v *models.Version, co
 		}
 		why = trim(err).Error()
 	}
-	o.log.Info("runs without CUDA graphs", "model", s.name, "reason", why)
+	o.log.Info("the model runs without CUDA graphs", "model", s.name, "reason", why)
 	return nil
 }
 
@@ -187,7 +187,8 @@ func (o *ONNX) loadGraphs(ctx context.Context, s *session, v *models.Version, co
 		return err
 	}
 	s.graphs = g
-	o.log.Info("runs as CUDA graphs", "model", s.name, "graphs", len(g.sizes), "largest_batch_size",
+	o.log.Info("the model runs as CUDA graphs", "model", s.name, "graphs", len(g.sizes),
+		"largest_batch_size",
 		g.largestBatch(), "took_ms", float64(time.Since(start).Microseconds())/1e3)
 	return nil
 }
@@ -233,7 +234,7 @@ func (o *ONNX) withTablesOffCard(v *models.Version, signature *onnx.Signature, t
 	}
 	s := o.withKernels(v, signature, t, common, inputs, outputs)
 	if s != nil {
-		o.log.Warn("tables stay in the machine's memory: they do not fit into the card's",
+		o.log.Warn("the tables stay in the machine's memory: the card has no room for them",
 			"model", v.String())
 	}
 	return s

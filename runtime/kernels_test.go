@@ -77,7 +77,7 @@ func TestKernels(t *testing.T) {
 				if strings.Contains(silent.String(), "lookups") {
 					t.Errorf("without kernels: logged %s", silent)
 				}
-				used := strings.Contains(log.String(), "lookups use operators of Muster")
+				used := strings.Contains(log.String(), "Muster's operators do the lookups")
 				if used != (name != "dien" && name != "ncf") { // see minJoined
 					t.Errorf("with kernels: logged %s", log)
 				}

@@ -99,12 +99,14 @@ func OpenONNX(cfg Config) (*ONNX, error) {
 			"provider", o.info.Provider, "threads", o.info.Threads,
 			"took_ms", float64(time.Since(start).Microseconds())/1e3)
 		if o.info.Fallback != "" {
-			log.Info("no CUDA, running on the CPU", "reason", o.info.Fallback)
+			log.Info("ONNX Runtime runs on the CPU: CUDA is not available", "reason",
+				o.info.Fallback)
 		}
 		if card := o.card; card != nil {
-			log.Info("GPU", "gpu", card.String(), "driver", card.Driver, "others", card.Others)
+			log.Info("ONNX Runtime runs on a GPU", "gpu", card.String(), "driver", card.Driver,
+				"others", card.Others)
 			if card.Unwatched != nil {
-				log.Warn("the GPU is used but not watched", "reason", card.Unwatched)
+				log.Warn("the agent uses the GPU but cannot watch it", "reason", card.Unwatched)
 			}
 		}
 	}

@@ -75,7 +75,7 @@ func TestOpenONNX(t *testing.T) {
 	if strings.Contains(out, "Provider:cuda") {
 		t.Skip("this machine has a GPU and a library for it")
 	}
-	for _, want := range []string{"no CUDA, running on the CPU", "Provider:cpu", "reason="} {
+	for _, want := range []string{"ONNX Runtime runs on the CPU", "Provider:cpu", "reason="} {
 		if !strings.Contains(out, want) {
 			t.Errorf("auto: got %q, want it to contain %q", out, want)
 		}
@@ -171,7 +171,7 @@ func TestOpenFake(t *testing.T) {
 		}
 	}
 	const none = "NVIDIA driver 580.95.05 is there but finds no GPU"
-	expect(runtime.Auto, library, "no CUDA, running on the CPU", none, "Provider:cpu")
+	expect(runtime.Auto, library, "ONNX Runtime runs on the CPU", none, "Provider:cpu")
 	expect(runtime.CUDA, library, "error: open ONNX Runtime: provider cuda: "+none)
 	set(fakenvidia.State{Cards: []fakenvidia.Card{{UUID: "GPU-a", Name: "Fake"}}})
 	expect(runtime.CUDA, library, "no CUDA build of ONNX Runtime: "+library+
@@ -187,7 +187,7 @@ func TestOpenFake(t *testing.T) {
 	// CUDA itself finds that the fake lacks most of a driver.
 	const unsupported = "the GPU failed: CUDA failure 36: API call is not supported in the " +
 		"installed CUDA driver"
-	expect(runtime.Auto, built, "no CUDA, running on the CPU", unsupported, "Provider:cpu")
+	expect(runtime.Auto, built, "ONNX Runtime runs on the CPU", unsupported, "Provider:cpu")
 	expect(runtime.CUDA, built, "error: open ONNX Runtime: provider cuda with library "+built+": "+
 		unsupported)
 	set(fakenvidia.State{Driver: "535.183.01", CUDA: 12020,

@@ -270,7 +270,7 @@ func (o *ONNX) loadSession(ctx context.Context, s *session, files map[string]boo
 			return detachFiles(ctx, s.memory)
 		}
 		o.log.Warn(
-			"data stays mapped from its files; do not write to them: truncating one would kill "+
+			"the data stays mapped from its files; do not write to them: truncating one would kill "+
 				"the agent",
 			"model", s.name,
 			"reason", fmt.Sprintf("it has %d bytes, and %d are available", size, available))
@@ -469,7 +469,7 @@ func (o *ONNX) withKernels(v *models.Version, signature *onnx.Signature, t threa
 	k, err := kernels.Rewrite(v.Path, signature, t.count)
 	if err == nil && k.Model == nil {
 		if len(k.Left) > 0 {
-			log.Info("lookups stay with ONNX Runtime's operators", "reason", k.Reason())
+			log.Info("ONNX Runtime's operators do the lookups", "reason", k.Reason())
 		}
 		return nil
 	}
@@ -478,14 +478,14 @@ func (o *ONNX) withKernels(v *models.Version, signature *onnx.Signature, t threa
 		s, err = o.rewrittenSession(k, v, t, common, inputs, outputs)
 	}
 	if err != nil {
-		log.Warn("lookups stay with ONNX Runtime's operators", "reason", trim(err))
+		log.Warn("ONNX Runtime's operators do the lookups", "reason", trim(err))
 		return nil
 	}
 	attributes := []any{"tables", k.Tables, "operators", k.Operators, "with", kernels.Target()}
 	if len(k.Left) > 0 {
 		attributes = append(attributes, "others", k.Reason())
 	}
-	log.Info("lookups use operators of Muster", attributes...)
+	log.Info("Muster's operators do the lookups", attributes...)
 	return s
 }
 

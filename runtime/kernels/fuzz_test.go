@@ -319,7 +319,7 @@ func TestRandomModels(t *testing.T) {
 	used, all := 0, uint64(300)
 	for seed := range all {
 		log := random(t, 1000+seed)
-		if strings.Contains(log, "lookups use operators of Muster") {
+		if strings.Contains(log, "Muster's operators do the lookups") {
 			used++
 		} else if strings.Contains(log, "WARN") {
 			t.Errorf("seed %d: %s", 1000+seed, log)
