@@ -201,7 +201,8 @@ func (a *Agent) logCores(info runtime.Info) {
 		}
 		why = fmt.Sprintf("they are set; the default is %d: %s", allowed, why)
 	}
-	log("cores to run queries on", "cores", cores, "lanes", a.config.lanesOrDefault(), "why", why)
+	log("the agent runs queries on these cores", "cores", cores, "lanes",
+		a.config.lanesOrDefault(), "why", why)
 }
 
 // Run serves until ctx ends, a call of Drain arrives or a server fails, and then drains. While it

@@ -77,8 +77,8 @@ Arrivals (--arrivals):
   FILE                CSV with the columns arrival_ms, model, batch_size; it sets
                       rate and batch sizes
 --find-throughput searches for the allowable throughput: the highest rate at
-which every model meets its QoS target. Each rate is tried with so many queries
-that the result is 95 % sure (299 for a target of 99 %), so slow models take long;
+which every model meets its QoS target. Each rate is tried with enough queries for a
+result that is 95 % certain (299 for a target of 99 %), so slow models take long;
 the first line says how long. --duration bounds the whole search.
 
 --model may name a family of models. The effective accuracy, the mean accuracy of
@@ -132,10 +132,10 @@ ends with status 130.`,
 	flags.BoolVar(&o.findThroughput, "find-throughput", false,
 		"search for the allowable throughput")
 	flags.Float64Var(&o.failBelow, "fail-below", 0,
-		"end with status 1 if a model has fewer percent of its queries within QoS, such as 99")
+		"end with status 1 if less than this percentage of a model's queries is within QoS")
 	cmd.MarkFlagsMutuallyExclusive("fail-below", "find-throughput")
 	flags.StringVar(&o.verify, "verify", "",
-		"model repository whose models' answers those of the agents are compared with")
+		"model repository; compare the agents' answers with those of its models")
 	cmd.MarkFlagsMutuallyExclusive("verify", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("rate", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("queries", "find-throughput")

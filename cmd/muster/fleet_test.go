@@ -169,7 +169,7 @@ func TestFleetCommands(t *testing.T) {
 	wantOutput(t, true, `"parameters":{"emulated":true}`, "infer", "ncf", "--json")
 	last.wantWhileLed(
 		t,
-		`^leader \S+, epoch \d+, then \S+\n\d+\.\d queries/s.*; 0 waiting, 0 of them late\n\n`+
+		`^leader \S+, epoch \d+, successor \S+\n\d+\.\d queries/s.*; 0 waiting, 0 of them late\n\n`+
 			`AGENT +TYPE +LANES +FREE IN `, "status")
 	last.wantWhileLed(t, `^ncf +1 +\d+\.\d +(-|\d+\.\d %) +\d+ +\d+ +\d+$`, "status")
 	last.wantWhileLed(

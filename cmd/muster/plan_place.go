@@ -45,7 +45,7 @@ func newPlanPlaceCommand() *cobra.Command {
 	o.sim.addFamilies(flags)
 	o.addGoal(flags)
 	o.addEvaluation(flags)
-	flags.Float64Var(&o.headroom, "place-headroom", 1.3, "how many times the rate is planned for")
+	flags.Float64Var(&o.headroom, "place-headroom", 1.3, "factor of the rate to plan for")
 	flags.Float64Var(&o.leastAccuracy, "min-accuracy", 0,
 		"minimum mean accuracy of the answers, for the cheapest fleet that serves all queries")
 	o.sim.addLoad(flags, "")

@@ -50,8 +50,8 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.DurationVar(&s.StorePoll, "model-store-poll", s.StorePoll,
 		"time between two polls of the store")
 	fs.StringVar(&s.RequireSignature, "require-signature", s.RequireSignature,
-		"`file` of public keys of minisign, of which one must have signed the store's versions "+
-			"and releases")
+		"`file` of minisign public keys, one of which must have signed each version and release of "+
+			"the store")
 	fs.StringVar(&s.FleetName, "fleet-name", s.FleetName,
 		"`name` for which the store's releases must be signed (default: the URL of --model-store, "+
 			"without parameters)")
@@ -62,12 +62,12 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.IntVar(&s.Lanes, "lanes", s.Lanes,
 		"lanes, each running one query at a time on its share of the cores; 0 means 1")
 	fs.StringVar(&s.Layout, "layout", s.Layout,
-		"lanes of models on cores of their own, as rm2:2x1+wnd:1x1 (2 lanes of 1 core, and 1 of "+
-			"1), pinned to them; no other models are served. With --model-control leader the leader "+
-			"moves lanes between them")
+		"lanes for each model, pinned to cores of their own, such as rm2:2x1+wnd:1x1 (2 lanes of 1 "+
+			"core and 1 of 1); the agent serves no other models. With --model-control leader the "+
+			"leader moves lanes between the models")
 	fs.StringVar(&s.Sharing, "sharing", s.Sharing,
-		"file of muster profile --pairs: how much longer models take beside others, before that "+
-			"is learned")
+		"file of muster profile --pairs: how much models on one machine slow each other down, "+
+			"until agents have learned it")
 	fs.StringVar(&s.Executor, "executor", s.Executor,
 		"what runs the models: "+strings.Join(agent.Executors(), ", ")+
 			" (runs no model, only waits for the latency that --profile gives)")
@@ -131,8 +131,8 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.StringVar(&s.Rent, "rent", s.Rent,
 		"fleet.yaml by which this agent, while it leads, rents and returns machines")
 	fs.StringVar(&s.Rented, "rented", s.Rented,
-		"\"`id slot zone`\" of this machine, as its provider names it; \"ec2\" asks EC2, as is "+
-			"done without --instance-type")
+		"\"`id slot zone`\" of this machine, as its provider names it; \"ec2\": ask EC2, as "+
+			"without --instance-type")
 	fs.StringVar(&s.Policy, "policy", s.Policy,
 		"how the leader distributes queries: "+strings.Join(match.Policies(), ", "))
 	fs.StringVar(&s.Record, "record", s.Record,

@@ -120,7 +120,8 @@ func (o *simOptions) addConditions(flags *pflag.FlagSet) {
 		"reject queries that can no longer meet their QoS target")
 	flags.BoolVar(&o.split, "split", true, "let the policy horizon run a query as several parts")
 	flags.StringVar(&o.merge, "merge", string(names.MergeDeadline),
-		fmt.Sprintf("how lanes run several waiting queries as one: %v", names.MergePolicies()))
+		"how lanes run several waiting queries as one: "+
+			strings.Join(names.Strings(names.MergePolicies()), ", "))
 	flags.IntVar(&o.gateways, "gateways", 4,
 		"number of gateways; matters to the policies without a leader, and with faults")
 	flags.Float64Var(&o.gossipMS, "gossip-ms", 1000,

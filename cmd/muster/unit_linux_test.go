@@ -124,7 +124,8 @@ func TestCPUQuota(t *testing.T) {
 	if line := p.waitForLog(t, "ONNX Runtime loaded"); !strings.Contains(line, "threads=1 ") {
 		t.Errorf("got %q, want threads=1", line)
 	}
-	if line := p.waitForLog(t, "cores to run queries on"); !strings.Contains(line, "cores=1 ") ||
+	if line := p.waitForLog(t, "runs queries on these cores"); !strings.Contains(line,
+		"cores=1 ") ||
 		!strings.Contains(line, "the CPU quota of its cgroup, 1 of") {
 		t.Errorf("got %q, want cores=1, and why", line)
 	}

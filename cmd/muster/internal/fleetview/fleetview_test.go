@@ -94,7 +94,7 @@ func TestRefusals(t *testing.T) {
 	}
 	for _, want := range []string{
 		"\n(none)   -        0.2        -           0           0         2\n",
-		"\nrefused of (none): not_found 2\nrefused of dien/1: overloaded 3, late 1\n" +
+		"\nrefused queries of (none): not_found 2\nrefused queries of dien/1: overloaded 3, late 1\n" +
 			"ncf/2 cannot meet its QoS target with 2.54 % of its queries: no lane answers these " +
 			"queries within the QoS target, however idle\n",
 	} {
@@ -203,7 +203,8 @@ func TestPlan(t *testing.T) {
 		}
 	}
 	demand := "demand of wnd/2 changed at " + at.Format("15:04") +
-		": rate 400.2/s to 601.0/s, batch sizes of mean 236 to 250, 5 % above 606 to 414\n"
+		": rate from 400.2/s to 601.0/s, mean batch size from 236 to 250, 95 % quantile from " +
+		"606 to 414\n"
 	wants(demand + "  plan: g4dn.xlarge=1,r5n.large=13 instead of") // an older leader's
 	s.Plan = &control.Plan{
 		State: "proposed", Change: true, Reason: "only that serves 601 queries/s",
@@ -216,7 +217,7 @@ func TestPlan(t *testing.T) {
 	s.Plan.State, s.Plan.Change = "superseded", false
 	wants(demand + "plan, superseded: only that serves")
 	s.Proposal.Kind, s.Proposal.TimeUnixNs = "arrival rate", at.Add(-48*time.Hour).UnixNano()
-	wants(at.Add(-48*time.Hour).Format("2006-01-02 15:04") + ": rate 400.2/s to 601.0/s\n")
+	wants(at.Add(-48*time.Hour).Format("2006-01-02 15:04") + ": rate from 400.2/s to 601.0/s\n")
 	s.Proposal = nil
 	wants("plan, superseded: only that serves")
 	s.Plan.SetRented(&control.FleetState{Mode: "approve", Proposal: &control.FleetProposal{

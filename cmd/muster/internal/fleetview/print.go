@@ -27,11 +27,11 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 	default:
 		fmt.Fprintf(w, "leader %s, epoch %d", leader, leadership.GetEpoch())
 		if next := leadership.GetSuccessor(); next != "" {
-			fmt.Fprintf(w, ", then %s", next)
+			fmt.Fprintf(w, ", successor %s", next)
 		}
 		fmt.Fprintf(w, "\n%.1f queries/s", s.GetRate())
 		if limit := s.GetFluidLimit(); limit > 0 {
-			fmt.Fprintf(w, ", %.0f %% of the fluid limit (%.1f)", 100*s.GetRate()/limit, limit)
+			fmt.Fprintf(w, ", %.0f %% of the fluid limit of %.1f", 100*s.GetRate()/limit, limit)
 		}
 		fmt.Fprintf(w, "; %d waiting, %d of them late\n", s.GetWaiting(), s.GetWaitingLate())
 	}
@@ -91,11 +91,11 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 					nameOf(m), 100*share, m.GetWhyUnmet()))
 		}
 		if n := m.GetNonFinite(); n > 0 {
-			why = append(why, fmt.Sprintf("answers of %s with NaN or infinity: %s", nameOf(m),
+			why = append(why, fmt.Sprintf("%s gave answers with NaN or infinity: %s", nameOf(m),
 				formatCount(n)))
 		}
 		if len(m.GetRefusals()) > 0 {
-			why = append(why, fmt.Sprintf("refused of %s: %s", nameOf(m), reasonsOf(m)))
+			why = append(why, fmt.Sprintf("refused queries of %s: %s", nameOf(m), reasonsOf(m)))
 		}
 	}
 	if err := table.Flush(); err != nil || len(why) == 0 {
@@ -198,11 +198,14 @@ func changeOf(p *control.Proposal) string {
 	if strings.Contains(p.GetKind(), string(profiles.RateChanged)) {
 		parts = append(
 			parts,
-			fmt.Sprintf("rate %s/s to %s/s", perSecond(before.GetRate()), perSecond(now.GetRate())))
+			fmt.Sprintf("rate from %s/s to %s/s", perSecond(before.GetRate()),
+				perSecond(now.GetRate())))
 	}
 	if strings.Contains(p.GetKind(), string(profiles.BatchSizesChanged)) {
-		parts = append(parts, fmt.Sprintf("batch sizes of mean %.0f to %.0f, 5 %% above %d to %d",
-			before.GetMeanSize(), now.GetMeanSize(), before.GetLargeSize(), now.GetLargeSize()))
+		parts = append(parts,
+			fmt.Sprintf("mean batch size from %.0f to %.0f, 95 %% quantile from %d to %d",
+				before.GetMeanSize(), now.GetMeanSize(), before.GetLargeSize(),
+				now.GetLargeSize()))
 	}
 	return strings.Join(parts, ", ")
 }
@@ -223,12 +226,12 @@ func versionsOf(members []*control.Member) string {
 	}
 	var parts []string
 	for _, version := range slices.Sorted(maps.Keys(count)) {
-		parts = append(parts, fmt.Sprintf("%d of %s", count[version], version))
+		parts = append(parts, fmt.Sprintf("%d with %s", count[version], version))
 	}
 	text := "agents: " + strings.Join(parts, ", ")
 	if agreed := control.Agreed(members); agreed < newest {
-		text += fmt.Sprintf("; until all speak version %d of the protocol, they speak %d", newest,
-			agreed)
+		text += fmt.Sprintf("; they use version %d of the protocol until all support %d", agreed,
+			newest)
 	}
 	return text
 }

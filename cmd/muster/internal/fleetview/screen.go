@@ -393,7 +393,7 @@ func agentTable(s *control.FleetStatus, width int) table {
 
 // decisionTable lists the leader's last decisions, newest first.
 func decisionTable(s *control.FleetStatus, width int) table {
-	t := table{title: "DECIDED LAST", weight: 2, least: 1, rest: func(from int) string {
+	t := table{title: "LAST DECISIONS", weight: 2, least: 1, rest: func(from int) string {
 		return "... " + countNoun(len(s.GetDecisions())-from, "more decision")
 	}}
 	for _, d := range s.GetDecisions() {

@@ -67,10 +67,11 @@ The demand of each model is --load times the maximum that one server serves.`,
 	}
 	cmd.Flags().Float64Var(&load, "load", 1,
 		"demand of each model, as a multiple of the maximum that one server serves")
-	cmd.Flags().IntVar(&steps, "steps", place.DefaultSteps, "how long to search at most")
+	cmd.Flags().IntVar(&steps, "steps", place.DefaultSteps,
+		"maximum steps of the search; one takes some microseconds")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	cmd.Flags().StringVar(&modelDir, "model-dir", "",
-		"directory of models that must be those which FILE's were measured with")
+		"directory of models, which must be those that FILE was measured with")
 	return cmd
 }
 

@@ -49,7 +49,8 @@ milliseconds. The same steps give the same answer on every machine.`,
 			return a.writeText(cmd.OutOrStdout(), p)
 		},
 	}
-	cmd.Flags().IntVar(&steps, "steps", place.DefaultSteps, "how long to search at most")
+	cmd.Flags().IntVar(&steps, "steps", place.DefaultSteps,
+		"maximum steps of the search; one takes some microseconds")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }

@@ -151,18 +151,18 @@ It needs the right "fleet" where clients have names.`,
 	flags.StringVar(&share, "share", "",
 		"share of the queries, such as 5% or 0.05; without it, all of them")
 	flags.DurationVar(&after, "promote-after", 0,
-		"promote a canary that has served for so long and is no worse; 0: by hand")
+		"promote a canary that is no worse after this time; 0: only by hand")
 	flags.Uint64Var(&req.PromoteQueries, "promote-queries", 0,
-		"promote a canary that has answered so many queries and is no worse; 0: by hand")
+		"promote a canary that is no worse after so many answers; 0: only by hand")
 	flags.Float64Var(&difference, "max-difference", 0,
-		"by how much a score may differ from the current version's before an answer counts as "+
+		"largest difference of a score from the current version's; an answer with a larger one is "+
 			"wrong; without it answers are not compared")
 	flags.Float64Var(&req.Tolerance, "tolerance", 0, "as --max-difference, but 0 means 0.05")
 	_ = flags.MarkDeprecated("tolerance", "use --max-difference") // the flag is there
 	in := storeFlags(cmd)
 	flags.Uint64Var(&in.above, "above", 0,
-		"with --store: give the release a number above this one, where fleets know one that was "+
-			"removed from the store")
+		"with --store: give the release a number above this one, if fleets know a release that the "+
+			"store has lost")
 	return runCall(dial, cmd, in, func(ctx context.Context, k keeper, args []string) (
 		*control.ReleaseResponse, error) {
 		var err error

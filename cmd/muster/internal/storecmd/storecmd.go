@@ -42,10 +42,10 @@ type SigningOptions struct {
 // Add adds --sign and --fleet-name to flags. what is signed.
 func (s *SigningOptions) Add(flags *pflag.FlagSet, what string) {
 	flags.StringVar(&s.Key, "sign", "",
-		"`file` of a private key of minisign, with which "+what+" is signed")
+		"`file` of a minisign private key, which signs "+what)
 	flags.StringVar(&s.fleet, "fleet-name", "",
-		"name of the fleets for which it is signed, as their agents have it (default: the URL of "+
-			"--store, without parameters)")
+		"name of the fleets that the signature is for, their agents' --fleet-name (default: the "+
+			"URL of --store, without parameters)")
 }
 
 // Fleet is the name of the fleets that follow the store at an address.
@@ -141,7 +141,7 @@ it. A push that was cut off goes on when it is repeated.`,
 	cmd.Flags().StringVar(&dir, "dir", agent.DefaultConfig().ModelDir, "directory of the models")
 	cmd.Flags().Int64Var(&version, "version", 0, "version to push; 0 means the newest")
 	cmd.Flags().StringVar(&signing.Key, "sign", "",
-		"file of a private key of minisign, with which the version's manifest is signed")
+		"file of a minisign private key, which signs the version's manifest")
 	return cmd
 }
 
@@ -250,7 +250,7 @@ A pull that was cut off goes on when it is repeated.`,
 	cmd.Flags().StringVar(&dir, "dir", agent.DefaultConfig().ModelDir,
 		"directory to put the models into")
 	cmd.Flags().StringVar(&keys, "require-signature", "",
-		"file of public keys of minisign, of which one must have signed the versions")
+		"file of minisign public keys, one of which must have signed each version")
 	cmd.Flags().StringVar(&fleet, "fleet-name", "",
 		"name of the fleets for which revocations must be signed (default: the URL of --store, "+
 			"without parameters)")
