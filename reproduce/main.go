@@ -61,10 +61,13 @@ of this program; of Hera, whose authors published none, synthetic profiles. --da
 names a directory with other measurements: samples.csv.gz, and for RIBBON's figures
 the tables mtwnd.json and dien.json. For Proteus's figures it is a copy of
 github.com/UMass-LIDS/Proteus, whose licence permits comparisons only, so it is not
-part of this program; without it the figures are of families and a trace of our own.`,
+part of this program; without it the figures are of families and a trace of our own.
+--pairs makes hera-fig10, hera-fig11 and hera-fig15 of the models that "muster
+profile --pairs" has measured.`,
 		Example: `  go -C reproduce run . kairos-fig5
   go -C reproduce run . kairos-fig8 kairos-fig9 ribbon-fig10 --out figures
-  go -C reproduce run . proteus-fig4 --data Proteus`,
+  go -C reproduce run . proteus-fig4 --data Proteus
+  go -C reproduce run . hera-fig10 hera-fig15 --pairs profiles.json`,
 		ValidArgs:     append(figures.Names(), "all", "chart", "list"),
 		SilenceUsage:  true,
 		SilenceErrors: true,
@@ -75,6 +78,8 @@ part of this program; without it the figures are of families and a trace of our 
 	flags := cmd.Flags()
 	flags.StringVar(&o.Data, "data", "",
 		"directory with measurements to use instead of the published ones")
+	flags.StringVar(&o.Pairs, "pairs", "",
+		"file of muster profile --pairs to use in Hera's figures 10, 11 and 15")
 	flags.StringVar(&out, "out", ".", "directory to write to; made if it does not exist")
 	flags.IntVar(&o.Seeds, "seeds", 5,
 		"runs to average for each throughput, each with its own seed")

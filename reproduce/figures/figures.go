@@ -58,6 +58,9 @@ type Options struct {
 	// its tables (mtwnd.json and dien.json); "" means the data published with the figure's paper.
 	// For Proteus's figures it is a copy of that paper's artifact; "" means our own families.
 	Data string
+	// Pairs is a file of `muster profile --pairs`, for the figures of Hera that can be of measured
+	// models; "" means built-in profiles.
+	Pairs string
 	// Seeds is the number of runs over which a throughput is averaged, Queries the number of
 	// queries of each. Searches are repeated six times per seed.
 	Seeds, Queries int
@@ -129,6 +132,10 @@ func Reproduce(ctx context.Context, name string, o Options) (*Figure, error) {
 	if reproduce == nil {
 		return nil, fmt.Errorf("figure %q is unknown, there are: %s", name,
 			strings.Join(Names(), ", "))
+	}
+	if o.Pairs != "" && !slices.Contains(ofPairs, name) {
+		return nil, fmt.Errorf("%s is not of measured pairs; these are: %s", name,
+			strings.Join(ofPairs, ", "))
 	}
 	paper, _, _ := strings.Cut(name, "-")
 	l, err := newLab(o, paper)

@@ -1,7 +1,10 @@
 package figures
 
 import (
+	"bytes"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,6 +14,7 @@ import (
 
 	"github.com/muster-serve/muster/api/picture/picturetest"
 	"github.com/muster-serve/muster/leader/place"
+	"github.com/muster-serve/muster/profiles/sharing"
 )
 
 // TestHeraUtilisation: the utilisations of pairs are those that an independent program found, to a
@@ -56,6 +60,90 @@ func TestHeraUtilisation(t *testing.T) {
 	}
 	if !strings.HasPrefix(f.Text[0], "Reproduces: the mean EMU is 1.334 by Hera") {
 		t.Errorf("the order of the schedulers: %s", f.Text[0])
+	}
+}
+
+// TestHeraSaving: the verdict on figure 15 is about how many servers are saved, and not only about
+// the order of the schedulers, which alone would reproduce with a saving of 6 %.
+func TestHeraSaving(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it counts servers for half a minute")
+	}
+	f, err := Reproduce(t.Context(), "hera-fig15", Options{Seeds: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(f.Text[0], "Does not reproduce in size: ") ||
+		!strings.HasPrefix(f.Text[1], "Reproduces in order: ") {
+		t.Errorf("each model alike: %q", f.Text[:2])
+	}
+	for _, tt := range []struct {
+		here, paper float64
+		like        bool
+	}{{26, 26, true}, {20, 26, true}, {6, 26, false}, {40, 26, false}} {
+		if got := isLike(tt.here, tt.paper); got != tt.like {
+			t.Errorf("%v is like %v: %t", tt.here, tt.paper, got)
+		}
+	}
+}
+
+// TestHeraPairs: figures are of what muster profile has measured, where they can be, and say so.
+func TestHeraPairs(t *testing.T) {
+	measured := &sharing.File{
+		Machine: sharing.Machine{CPU: "a test's", Cores: 4}, Cores: 4, Bandwidth: 20,
+		Low: []string{"rm2"}, Models: map[string]sharing.MeasuredModel{},
+		QPS: map[string][][]float64{
+			"rm2": {{0}, {80}, {95}, {98}, {100}}, "wnd": {{0}, {50}, {100}, {150}, {200}},
+			"ncf": {{0}, {500}, {1000}, {1500}, {2000}},
+		},
+		HalfBandwidth: map[string]float64{"rm2": 15, "wnd": 2, "ncf": 8},
+		Slowdown: map[string]map[string]float64{
+			"rm2": {"rm2": 1.6, "wnd": 1.1, "ncf": 1.25}, "wnd": {"rm2": 1.1, "wnd": 1, "ncf": 1},
+			"ncf": {"rm2": 1.25, "wnd": 1, "ncf": 1},
+		},
+	}
+	for model := range measured.QPS {
+		measured.Models[model] = sharing.MeasuredModel{Version: 1}
+	}
+	write := func(f *sharing.File) string {
+		path := filepath.Join(t.TempDir(), "pairs.json")
+		var b bytes.Buffer
+		if err := f.Write(&b); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	path := write(measured)
+	for _, name := range ofPairs {
+		f, err := Reproduce(t.Context(), name, Options{Seeds: 1, Pairs: path})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		picturetest.Check(t, f.picture())
+		if text := strings.Join(f.Text, "\n"); !strings.Contains(text, "measured on 4 cores of a "+
+			"test's") || strings.Contains(text, "synthetic") || strings.Contains(text, "NaN") {
+			t.Errorf("%s: %s", name, text)
+		}
+		if name != "hera-fig10" {
+			continue
+		}
+		for _, row := range f.Rows[1:] {
+			if row[0] == "ncf" && row[1] == "rm2" && (row[2] != "0.8696" || row[3] != "0.8000") {
+				t.Errorf("ncf beside rm2: %v, want 20 of 23 GB/s, and what was measured", row)
+			}
+		}
+	}
+	if _, err := Reproduce(t.Context(), "hera-fig12", Options{Pairs: path}); err == nil ||
+		!strings.Contains(err.Error(), "hera-fig10, hera-fig11, hera-fig15") {
+		t.Errorf("a figure of the paper's models: %v", err)
+	}
+	delete(measured.Slowdown["wnd"], "ncf")
+	if _, err := Reproduce(t.Context(), "hera-fig10", Options{Pairs: write(measured)}); err == nil ||
+		!strings.Contains(err.Error(), "slowdown.wnd.ncf is missing") {
+		t.Errorf("a pair that was not measured: %v", err)
 	}
 }
 

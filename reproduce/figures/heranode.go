@@ -143,7 +143,7 @@ func heraFig12(ctx context.Context, l *lab) (*Figure, error) {
 			"Times "+
 			"are log-normal, targets twenty mean times. PARTIES moves one core or way every half "+
 			"second; it does not try disk and network here, which favours it.", settles, watched),
-		syntheticNote,
+		t.note,
 	}
 	return f, nil
 }
@@ -268,7 +268,7 @@ func heraFig14(ctx context.Context, l *lab) (*Figure, error) {
 				"load jumps and the next one, in which what waits is served. (Tails above ten "+
 				"are drawn "+
 				"at ten.)", outcome(row[hera] <= 2)),
-		syntheticNote,
+		t.note,
 	}
 	return f, nil
 }
