@@ -15,20 +15,13 @@ import (
 // minutes in which new instances start.
 const DefaultThreshold = 0.05
 
-// React plans for a demand that has changed, in what way says kind. The weights of p's models are
-// the rates at which they are asked for now, queries/s, 0 included; its objective, budget and rate
-// are not read. The answer comes at once, by fluid limits, as no configuration is evaluated:
+// React plans for the least cost that serves a demand. The weights of p's models are the rates at
+// which they are asked for now, queries/s, 0 included; its objective, budget and rate are not read.
+// The answer comes at once, by fluid limits, as no configuration is evaluated.
 //
-//   - If only batch sizes have changed, KAIROS's choice: the most throughput for the price of what
-//     runs now.
-//   - If the rate has changed, the present price may be too low or too high, so RIBBON's choice:
-//     the least cost that serves the rate.
-//
-// The planner is [Fluid] for both, as in its one shot it found better fleets than
-// [Kairos], whose bound is for one model, and as good ones as [Ribbon] within 7 %, which
-// has to evaluate some dozen.
-func React(ctx context.Context, kind profiles.ChangeKind, p *Problem,
-	current Configuration) (*Decision, error) {
+// The planner is [Fluid], as in its one shot it found better fleets than [Kairos], whose bound is
+// for one model, and as good ones as [Ribbon] within 7 %, which has to evaluate some dozen.
+func React(ctx context.Context, p *Problem, current Configuration) (*Decision, error) {
 	asked := *p
 	asked.Objective, asked.Budget, asked.Rate = LeastCost, 0, 0
 	asked.Models = slices.DeleteFunc(slices.Clone(p.Models), func(m ModelDemand) bool {
@@ -40,23 +33,7 @@ func React(ctx context.Context, kind profiles.ChangeKind, p *Problem,
 	for _, m := range asked.Models {
 		asked.Rate += m.Weight
 	}
-	replanner := &Replanner{Planner: Fluid{Top: 1}}
-	if kind != profiles.BatchSizesChanged {
-		return replanner.Decide(ctx, current, &asked, nil)
-	}
-	most := asked
-	most.Objective, most.Budget = MostThroughput, p.Price(current)
-	d, err := replanner.Decide(ctx, current, &most, nil)
-	if err != nil || d.Plan.meetsTarget(&asked) {
-		return d, err
-	}
-	d.Reason += fmt.Sprintf("; that is sure to serve %.6g of the %.6g queries/s that are asked for",
-		d.Plan.Predicted, asked.Rate)
-	if r, err := (Fluid{Top: 1}).Plan(ctx, &asked, nil); err == nil {
-		d.Reason += fmt.Sprintf(", %s at %.4g $/hr all", p.Name(r.Plans[0].Configuration),
-			r.Plans[0].Price)
-	}
-	return d, nil
+	return (&Replanner{Planner: Fluid{Top: 1}}).Decide(ctx, current, &asked, nil)
 }
 
 // SureTarget is the share of queries to plan for so that the target holds although batch sizes are

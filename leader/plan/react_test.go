@@ -141,12 +141,11 @@ func TestDecideNeverAdvisesLess(t *testing.T) {
 	}
 }
 
-// TestReact: what is asked of a plan depends on what has changed.
+// TestReact: the cheapest fleet is planned that serves what is asked for.
 func TestReact(t *testing.T) {
 	small := profiles.Distribution{{BatchSize: 50, Share: 1}}
 	for _, tt := range []struct {
 		name    string
-		kind    profiles.ChangeKind
 		sizes   profiles.Distribution
 		rate    float64
 		current Configuration
@@ -154,25 +153,17 @@ func TestReact(t *testing.T) {
 		price   float64 // at most
 		reason  string
 	}{
-		{"still the best", profiles.BatchSizesChanged, trace(), 60, Configuration{1, 0, 13, 0},
-			false, 2.5, "still the best"},
-		{"small queries", profiles.BatchSizesChanged, small, 60, Configuration{4, 0, 0, 0}, true,
-			2.104, "% more"},
-		{"more than the money buys", profiles.BatchSizesChanged, trace(), 200,
-			Configuration{4, 0, 0, 0}, true, 2.104, "asked for, g4dn.xlarge=1,r5n.large="},
-		{"half again as many", profiles.RateChanged, trace(), 180, Configuration{1, 0, 13, 0}, true,
-			4, "only that serves 180"},
-		{"far fewer", profiles.RateChanged, trace(), 30, Configuration{1, 0, 13, 0}, true, 1.3,
-			"costs"},
-		{"a little fewer", profiles.RateChanged, trace(), 128, Configuration{1, 0, 13, 0}, false,
-			2.5, "still the best"},
-		{"both", profiles.BothChanged, small, 60, Configuration{4, 0, 0, 0}, true, 1, "costs"},
-		{"a large fleet", profiles.RateChanged, trace(), 18_000, Configuration{100, 0, 1300, 0},
-			true, 400, "only that serves"},
+		{"half again as many", trace(), 180, Configuration{1, 0, 13, 0}, true, 4,
+			"only that serves 180"},
+		{"far fewer", trace(), 30, Configuration{1, 0, 13, 0}, true, 1.3, "costs"},
+		{"a little fewer", trace(), 128, Configuration{1, 0, 13, 0}, false, 2.5, "still the best"},
+		{"small queries", small, 60, Configuration{4, 0, 0, 0}, true, 1, "costs"},
+		{"a large fleet", trace(), 18_000, Configuration{100, 0, 1300, 0}, true, 400,
+			"only that serves"},
 	} {
 		p := rm2()
 		p.Models[0].BatchSizes, p.Models[0].Weight = tt.sizes, tt.rate
-		d, err := React(t.Context(), tt.kind, p, tt.current)
+		d, err := React(t.Context(), p, tt.current)
 		if err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
@@ -194,17 +185,17 @@ func TestReactToNone(t *testing.T) {
 	p.Models[0].BatchSizes = profiles.Distribution{{BatchSize: 50, Share: 1}}
 	p.Models[0].Weight = 60
 	current := Configuration{4, 0, 0, 0}
-	alone, err := React(t.Context(), profiles.BothChanged, p, current)
+	alone, err := React(t.Context(), p, current)
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.Models = append(p.Models, large)
-	d, err := React(t.Context(), profiles.BothChanged, p, current)
+	d, err := React(t.Context(), p, current)
 	if err != nil || d.Reason != alone.Reason {
 		t.Errorf("%v, %v, want %s as without the model", d, err, alone.Reason)
 	}
 	p.Models[0].Weight = 0
-	if _, err := React(t.Context(), profiles.BothChanged, p, current); err == nil {
+	if _, err := React(t.Context(), p, current); err == nil {
 		t.Error("a plan for no model")
 	}
 }
@@ -250,7 +241,7 @@ func TestReactToFewQueries(t *testing.T) {
 		seen.Models[0].BatchSizes = profiles.Distribution{
 			{BatchSize: 150, Share: 1 - share}, {BatchSize: 950, Share: share},
 		}
-		d, err := React(t.Context(), profiles.RateChanged, seen, Configuration{1, 0, 8, 0})
+		d, err := React(t.Context(), seen, Configuration{1, 0, 8, 0})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -258,7 +249,7 @@ func TestReactToFewQueries(t *testing.T) {
 			plain++
 		}
 		seen.Target = SureTarget(DefaultTarget, queries)
-		if d, err = React(t.Context(), profiles.RateChanged, seen,
+		if d, err = React(t.Context(), seen,
 			Configuration{1, 0, 8, 0}); err != nil {
 			t.Fatal(err)
 		}

@@ -254,7 +254,7 @@ func (p *Plan) decide(ctx context.Context, running plan.Configuration) error {
 		p.Reason = "the leader proposes no fleet before it knows the prices of all types"
 		return nil
 	}
-	d, err := plan.React(ctx, profiles.BothChanged, p.Problem, running)
+	d, err := plan.React(ctx, p.Problem, running)
 	if err != nil {
 		return err
 	}
