@@ -115,38 +115,16 @@ type contender struct {
 	config scaling.Config
 }
 
-const (
-	// musterHeadroom is the multiple of the largest demand of the last 20 s for which Muster places.
-	musterHeadroom = 1.3
-	proteusSteps   = 20_000
-)
+const proteusSteps = 20_000
 
-// musterLine is Muster: the placement of package place each 10 s and at bursts, and the matcher.
+// musterLine is Muster: what its leader decides, and the matcher.
 func musterLine() contender {
-	return contender{"muster", musterConfig(&placements.Proteus{
-		Headroom: musterHeadroom, Upgrade: true, Steps: proteusSteps,
-	})}
+	return contender{"muster", musterConfig(&placements.Production{Steps: proteusSteps})}
 }
 
-func musterConfig(p *placements.Proteus) scaling.Config {
-	var planned []float64
-	last := 0
+func musterConfig(p *placements.Production) scaling.Config {
 	return scaling.Config{
-		Batching: names.MergeDeadline,
-		Place: func(s *placements.State) error {
-			planned = slices.Clone(s.Forecast)
-			return p.Place(s)
-		},
-		Solves: func(second int, s *placements.State) bool {
-			solve := second%10 == 0
-			for k, rate := range planned { // a burst
-				solve = solve || second-last >= 2 && s.Demand[k] > musterHeadroom*rate
-			}
-			if solve {
-				last = second
-			}
-			return solve
-		},
+		Batching: names.MergeDeadline, Place: p.Place, Solves: scaling.EachSecond,
 	}
 }
 
@@ -445,21 +423,16 @@ func proteusFig7(ctx context.Context, l *lab) (*Figure, error) {
 	if err != nil {
 		return nil, err
 	}
-	base := func() *placements.Proteus {
-		return &placements.Proteus{Headroom: musterHeadroom, Upgrade: true, Steps: proteusSteps}
-	}
-	keep, best := base(), base()
-	keep.KeepFamilies, best.MostAccurateOnly = true, true
-	single := musterConfig(base())
+	single := musterLine().config
 	single.Batching = names.MergeNone
-	uniform := base()
-	drawn := musterConfig(base())
-	drawn.Place, drawn.Rival = nil, uniform
-	drawn.Solves = nil
+	drawn := musterLine().config
+	drawn.Place, drawn.Rival = nil, &placements.Production{Steps: proteusSteps}
 	all := []contender{
 		musterLine(),
-		{"without model placement", musterConfig(keep)},
-		{"without model selection", musterConfig(best)},
+		{"without model placement", musterConfig(&placements.Production{
+			KeepFamilies: true, Steps: proteusSteps})},
+		{"without model selection", musterConfig(&placements.Production{
+			MostAccurateOnly: true, Steps: proteusSteps})},
 		{"without merging", single},
 		{"without query assignment", drawn},
 	}

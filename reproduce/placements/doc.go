@@ -5,7 +5,7 @@
 //
 // Clipper holds the same always; Sommelier changes variants, and no agent's family; INFaaS decides
 // by a greedy rule where [place.Solve] searches; SlackFit chooses a variant for each run by the time
-// that is left.
+// that is left. [Production] is what Muster's leader decides, on the same fleets.
 //
 // The package is pure. Only the simulator and tests import it.
 package placements

@@ -195,6 +195,9 @@ type State struct {
 	Demand []float64
 	// Forecast is the rate for which a rival is to plan.
 	Forecast []float64
+	// Ended counts the queries that have an outcome, by family; Late those of them that were late
+	// or dropped.
+	Ended, Late []uint64
 
 	placements int
 }
@@ -203,7 +206,8 @@ type State struct {
 func NewState(f *Fleet) *State {
 	s := &State{
 		Fleet: f, Demand: make([]float64, len(f.Families)),
-		Forecast: make([]float64, len(f.Families)),
+		Forecast: make([]float64, len(f.Families)), Ended: make([]uint64, len(f.Families)),
+		Late: make([]uint64, len(f.Families)),
 	}
 	for t := range f.Types {
 		for range f.Types[t].Count {

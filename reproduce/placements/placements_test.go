@@ -91,6 +91,45 @@ func families(s *State) (of []int) {
 	return of
 }
 
+// TestProduction: what the leader decides follows the load: another family gets the agents, and
+// faster variants while there is much. Without model placement families stay, without model
+// selection variants do.
+func TestProduction(t *testing.T) {
+	run := func(p *Production) (before, after *State, counts []int) {
+		s := NewState(fleet())
+		place1(t, p, s)
+		was := *s
+		was.Agents = slices.Clone(s.Agents)
+		for range 60 { // seconds
+			s.Demand = []float64{600, 5}
+			for k, rate := range s.Demand {
+				s.Ended[k] += uint64(rate)
+			}
+			counts = place1(t, p, s)
+		}
+		return &was, s, counts
+	}
+	ofFirst := func(s *State) (n int) {
+		for _, k := range families(s) {
+			if k == 0 {
+				n++
+			}
+		}
+		return n
+	}
+	if was, s, counts := run(&Production{}); ofFirst(s) <= ofFirst(was) ||
+		counts[1]+counts[2] < 4 || counts[3]+counts[4]+counts[5] == 0 {
+		t.Errorf("agents hold %v, of the family with the load %d, %d before", counts, ofFirst(s),
+			ofFirst(was))
+	}
+	if was, s, _ := run(&Production{KeepFamilies: true}); !slices.Equal(families(was), families(s)) {
+		t.Errorf("families were %v and are %v", families(was), families(s))
+	}
+	if _, _, counts := run(&Production{MostAccurateOnly: true}); counts[0]+counts[3] != 8 {
+		t.Errorf("agents hold %v, want the most accurate variants only", counts)
+	}
+}
+
 // TestSommelier: variants change with the load, families do not.
 func TestSommelier(t *testing.T) {
 	s := NewState(fleet())

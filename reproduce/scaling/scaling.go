@@ -308,6 +308,9 @@ func (r *run) place() error {
 			return err
 		}
 	}
+	for k, f := range r.result.Families {
+		r.state.Ended[k], r.state.Late[k] = uint64(f.Arrived), uint64(f.Dropped+f.Late)
+	}
 	decide := r.Place
 	if r.Rival != nil {
 		decide = r.Rival.Place
@@ -385,6 +388,9 @@ func (r *run) sizeFor(n int) int {
 	}
 	return len(r.Fleet.Sizes) - 1
 }
+
+// EachSecond has Place called each second.
+func EachSecond(int, *placements.State) bool { return true }
 
 // Window returns a forecast: the most queries a second of the last seconds.
 func Window(seconds int) func(*placements.State) {
