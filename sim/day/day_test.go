@@ -3,6 +3,7 @@ package day
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -158,25 +159,33 @@ func TestJointIsNotWorse(t *testing.T) {
 // TestHistoryDoesNotMatter: after an hour of the same load, what a fleet costs and how accurate it
 // is does not depend on the loads and the leaders of before.
 func TestHistoryDoesNotMatter(t *testing.T) {
-	const tolerance = .02
-	after := func(seed uint64, factors string, faults ...string) renting.Totals {
+	// A machine of the cheapest type more is tolerated: a fleet of few that lies at the edge of
+	// what it serves stays as it is, and has come there from one side or the other.
+	const tolerance, machine = .02, .149
+	// after is what the third hour costs, in which the load does not change, after another load.
+	after := func(seed uint64, rate float64, before string, faults ...string) renting.Totals {
 		c := small(t, seed)
 		c.Renting.Length, c.Renting.Speed, c.Renting.WarmUp = 3*time.Hour, 240, 30*time.Minute
 		c.Kept[0].Count = 3
-		curve, err := ReadCurve("test", strings.NewReader("hour,factor\n"+factors))
+		curve, err := ReadCurve("test", strings.NewReader("hour,factor\n"+before+"1,1\n23,1\n"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.Curves[0], c.Sim.Rate = curve, 60*curve.scale
+		c.Curves[0], c.Sim.Rate = curve, rate*curve.scale
 		c.Faults = faultsOf(t, faults...)
-		r := mustRun(t, c, Joint)
-		return renting.Sum(r.Windows[12:])
+		return renting.Sum(mustRun(t, c, Joint).Windows[12:])
 	}
 	for seed := range uint64(days(t, 1)) {
-		calm := after(seed, "0,1\n")
-		wild := after(seed, "0,1\n0.3,3\n0.6,.2\n0.8,1\n", "kill-leader@40m", "freeze-leader@50m+10m")
-		t.Logf("%+v, %+v", calm, wild)
-		if d := math.Abs(calm.Dollars/wild.Dollars - 1); d > tolerance {
+		rng := rand.New(rand.NewPCG(seed, 5))
+		rate := 30 + 60*rng.Float64()
+		calm := after(seed, rate, "")
+		wild := after(seed, rate,
+			fmt.Sprintf("0,1\n0.2,%f\n0.5,%f\n0.8,%f\n", 2*rng.Float64(), 2*rng.Float64(),
+				2*rng.Float64()),
+			fmt.Sprintf("kill-leader@%dm", 10+rng.IntN(40)),
+			fmt.Sprintf("freeze-leader@%dm+%dm", 50+rng.IntN(10), 1+rng.IntN(10)))
+		t.Logf("day %d, %.1f queries/s: %+v, %+v", seed, rate, calm, wild)
+		if d := math.Abs(calm.Dollars - wild.Dollars); d > max(machine, tolerance*calm.Dollars)+.001 {
 			t.Errorf("day %d: $%.4f, and $%.4f after other loads and leaders", seed, calm.Dollars,
 				wild.Dollars)
 		}

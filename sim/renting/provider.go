@@ -25,7 +25,7 @@ type machine struct {
 	rent.Instance
 	lane     int
 	launched time.Duration
-	lives    int           // of its lane's agent, once it has begun
+	served   bool          // a leader has seen it serve
 	ends     time.Duration // when the provider takes it; 0: it does not
 }
 
@@ -74,7 +74,6 @@ func (p *provider) pass(now, since time.Duration) (taken int) {
 		case m.State == rent.Pending && now >= m.launched+p.cfg.Boot:
 			m.State = rent.Running
 			p.fleet.Start(m.lane)
-			m.lives = p.fleet.Agent(m.lane).Lives
 		case m.ends > 0 && now >= m.ends:
 			p.end(m)
 		}

@@ -46,8 +46,11 @@ type Rental struct {
 	next    time.Duration // when to step the renter
 
 	desired map[rent.Kind]int // which keepers remember
-	safe    choose.SafeLoad   // what leaders have learned, which keepers remember, too
-	now     time.Duration     // of the day, from its warm-up on
+	// safe and boots are what leaders have learned, which keepers remember, too.
+	safe  choose.SafeLoad
+	boots map[profiles.InstanceType]time.Duration
+
+	now     time.Duration // of the day, from its warm-up on
 	result  Result
 	windows []window
 	busy    []time.Duration // by lane, as of now
@@ -106,6 +109,7 @@ func (r *Rental) beginTerm(term uint64) {
 	r.term, r.began = term, r.now
 	r.renter, r.chooser = rent.New(r.cfg.Rent, r.now), choose.New(r.cfg.Choose)
 	r.chooser.SetSafeLoad(r.safe.Share, r.safe.Why)
+	r.chooser.SetBootTimes(r.boots)
 	r.serves, r.planned, r.noPlan, r.lacked, r.exact = nil, -1, false, "", false
 	r.next = r.now
 	if r.desired == nil {
@@ -149,6 +153,13 @@ func (r *Rental) decide() error {
 	}
 	out := r.renter.Step(&seen)
 	r.next, r.exact = r.now+out.Next, out.Exact
+	for _, m := range out.Machines {
+		if its := r.find(m.ID); its != nil && m.Phase == rent.Serving && !its.served {
+			its.served = true
+			r.chooser.ObserveBoot(m.Slot.Type, r.now-its.launched)
+		}
+	}
+	r.boots = r.chooser.BootTimes()
 	for _, e := range out.Events {
 		r.tell(e)
 	}
