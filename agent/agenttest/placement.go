@@ -25,6 +25,7 @@ type Script struct {
 	Most     int               // agents that may change at once; 0: any number
 	Epochs   []uint64          // of the leaders, in order
 	Seen     map[string]replan.Agent
+	Known    map[names.TableKey]replan.Latencies
 	Commands []replan.Command
 	Memories []replan.Memory // that leaders began with
 	refuse   error           // of commands
@@ -56,7 +57,7 @@ func (s *Script) Want(layouts map[string]string) {
 func (s *scriptedReplanner) Step(now time.Time, shot *replan.Snapshot) *replan.Answer {
 	s.Mu.Lock()
 	defer s.Mu.Unlock()
-	s.Seen = map[string]replan.Agent{}
+	s.Seen, s.Known = map[string]replan.Agent{}, shot.Latencies
 	p := place.Placement{Version: s.version, Reason: "as the test says"}
 	a := &replan.Answer{Placement: &p, Next: now.Add(time.Second)}
 	changing := 0

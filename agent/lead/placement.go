@@ -356,7 +356,15 @@ func (s *placementPump) refreshLatencies(now time.Time, needs tableNeeds) {
 	s.term.learning.askLoop(func() {
 		shown := s.term.learning.state.ProfileErrors()
 		for key, n := range needs {
-			table := s.term.learning.book.Expected(n.key, shown, n.family)
+			book := s.term.learning.book
+			table := book.Expected(n.key, shown, n.family)
+			if table == nil && n.coresRatio > 0 {
+				// A lane of fewer cores takes as many times as long at most. A plan is not to
+				// move other agents to partitions because of a mere guess.
+				if whole := book.Expected(n.whole, shown, n.family); whole != nil {
+					table = whole.Scale(n.coresRatio)
+				}
+			}
 			if table == nil {
 				table = learn.Guess(n.key, n.target, n.largest)
 			}

@@ -23,6 +23,7 @@ import (
 	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/place/replan"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/runtime"
@@ -551,5 +552,38 @@ func TestPartitionsCount(t *testing.T) {
 					got, capacity)
 			}
 		}
+	})
+}
+
+// TestPartitionsUntried: as long as no query has run on lanes of fewer cores than an agent's own, a
+// placement takes it that they are as many times slower, not that they are as a guess says.
+func TestPartitionsUntried(t *testing.T) {
+	if cores, _ := isolate.Cores(); cores < 2 {
+		t.Skip("this machine has one core")
+	}
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
+		s := &agenttest.Script{}
+		a := f.Start(f.Variants(time.Millisecond, agenttest.Both), f.Placed(s, "ncf-int8/1,ncf/1"),
+			func(a agent.Inside) { a.Config().Cores = 2 })
+		f.Settled(a)
+		f.Led(a)
+		want := map[string]string{string(a.AgentName()): "ncf-int8/1:1x1+ncf/1:1x1"}
+		s.Want(want)
+		f.Hold(want, a)
+		f.Eventually(10*time.Second, func() string {
+			s.Mu.Lock()
+			defer s.Mu.Unlock()
+			whole := names.TableKey{Model: "ncf/1", Type: "r5n.large/cpu/2"}
+			part := whole
+			part.Type = whole.Type.Partition(1, []string{"ncf-int8"}, 0)
+			if s.Known[whole] == nil || s.Known[part] == nil {
+				return fmt.Sprintf("no latencies in %v", s.Known)
+			}
+			got, alone := s.Known[part].Mean(10), s.Known[whole].Mean(10)
+			if got != 2*alone {
+				return fmt.Sprintf("%v on one core, and %v on two", got, alone)
+			}
+			return ""
+		})
 	})
 }

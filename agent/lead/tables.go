@@ -18,6 +18,10 @@ type tableNeed struct {
 	largest int
 	factor  float64 // by which lanes of one agent's own type are slower
 	family  string
+	// Of the lanes of a partition: the model's profile on the agent's own lanes, and how many times
+	// as many cores these have, at least 1.
+	whole      profiles.Key
+	coresRatio float64
 }
 
 // tableNeeds are the latencies that a snapshot of the fleet is to have.
@@ -35,9 +39,10 @@ func (n tableNeeds) addPartitions(c *profiles.Catalogue, m *control.Member, typ 
 	for _, model := range could {
 		key := model.Key()
 		need := n[names.TableKey{Model: key, Type: typ}]
-		need.key = members.KeyOf(c, lanes, model)
+		need.whole, need.key = need.key, members.KeyOf(c, lanes, model)
 		for i := range l.Partitions {
-			if slices.Contains(l.Partitions[i].Models, key) {
+			if p := &l.Partitions[i]; slices.Contains(p.Models, key) {
+				need.coresRatio = max(1, float64(m.GetCores())/float64(p.Cores))
 				n[names.TableKey{Model: key, Type: l.LaneType(i, typ)}] = need
 			}
 		}
