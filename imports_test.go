@@ -189,7 +189,8 @@ var rules = []rule{
 		reason: "what to rent and to return is arithmetic on what is seen",
 	},
 	{
-		folder: "leader/rent/choose", imports: []string{"leader/plan", "leader/rent", "profiles"},
+		folder: "leader/rent/choose",
+		imports: []string{"leader/fleetplan", "leader/plan", "leader/rent", "profiles"},
 		never:  append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
 		reason: "how many of each type to rent is arithmetic on demand and prices",
 	},

@@ -9,6 +9,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/plan"
+	"github.com/muster-serve/muster/leader/rent/choose"
 )
 
 // rentTerm is what package rent needs of the term.
@@ -53,12 +54,12 @@ func (t *term) noteDesired(member names.AgentName, d *control.DesiredFleet) {
 }
 
 // planProblem is the demand with the types that all models with demand have a profile on.
-func (t *term) planProblem() (*plan.Problem, error) {
+func (t *term) planProblem() (*plan.Problem, []choose.Family, error) {
 	l := t.leader
 	d := t.demand()
 	if d == nil {
-		return nil, errors.New("the term has ended")
+		return nil, nil, errors.New("the term has ended")
 	}
 	problem, _, err := problemOf(d, l.config.Catalogue, l.config.Library)
-	return problem, err
+	return problem, nil, err
 }

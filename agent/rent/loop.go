@@ -36,8 +36,9 @@ type Term struct {
 	// Status returns the agents' loads and factors; nil once the term ends.
 	Status func() *control.FleetStatus
 	// Problem returns the demand, with the types of the catalogue on which all models have a
-	// profile; an error where the demand is not known yet.
-	Problem func() (*plan.Problem, error)
+	// profile, and the families whose queries less accurate variants may answer; an error where the
+	// demand is not known yet.
+	Problem func() (*plan.Problem, []choose.Family, error)
 	// Drain has an agent drain.
 	Drain func(ctx context.Context, agent string) error
 	// Tell sends what is desired to all members.
@@ -645,27 +646,23 @@ func (l *loop) plan(ctx context.Context, p *policy.Policy, d *control.DesiredFle
 	}
 	l.lacked, l.planned = strings.Join(lacked, " "), time.Now()
 	l.chooser.MarkPlanned(now)
-	problem, err := l.term.Problem()
+	problem, families, err := l.term.Problem()
 	l.noPlan = err != nil
 	if err != nil {
 		l.showProposal(nil, p, "no plan: "+err.Error())
 		return
 	}
-	if serves, err := choose.Serves(problem); err == nil {
-		var mu sync.Mutex // a dry run asks, too
-		l.serves = func(counts map[profiles.InstanceType]int) float64 {
-			mu.Lock()
-			defer mu.Unlock()
-			return serves(counts)
-		}
+	if l.serves == nil {
+		l.useProblem(problem)
 	}
 	if d.GetDestroyed() {
 		l.showProposal(nil, p, "")
 		return
 	}
 	l.mu.Lock()
-	f := &choose.Fleet{Problem: problem, Prices: l.prices, Desired: desiredOf(d).Counts,
-		Foreign: map[profiles.InstanceType]int{}, Have: map[rent.Kind]int{}, Lacks: lacks}
+	f := &choose.Fleet{Problem: problem, Families: families, Prices: l.prices,
+		Desired: desiredOf(d).Counts, Foreign: map[profiles.InstanceType]int{},
+		Have: map[rent.Kind]int{}, Lacks: lacks}
 	for _, i := range l.list {
 		if i.State < rent.Stopping {
 			f.Have[i.Slot.Kind]++
@@ -680,9 +677,11 @@ func (l *loop) plan(ctx context.Context, p *policy.Policy, d *control.DesiredFle
 	choice, err := l.chooser.Choose(ctx, now, f)
 	l.noPlan = err != nil
 	if err != nil {
+		l.useProblem(problem)
 		l.showProposal(nil, p, "no plan: "+err.Error())
 		return
 	}
+	l.useProblem(choice.Problem)
 	if !choice.Change {
 		l.showProposal(nil, p, choice.Why)
 		return
@@ -700,6 +699,20 @@ func (l *loop) plan(ctx context.Context, p *policy.Policy, d *control.DesiredFle
 		return
 	}
 	l.showProposal(choice, p, "")
+}
+
+// useProblem has steps go by what agents can serve of a problem's demand.
+func (l *loop) useProblem(p *plan.Problem) {
+	serves, err := choose.Serves(p)
+	if err != nil {
+		return
+	}
+	var mu sync.Mutex // a dry run asks, too
+	l.serves = func(counts map[profiles.InstanceType]int) float64 {
+		mu.Lock()
+		defer mu.Unlock()
+		return serves(counts)
+	}
 }
 
 // showProposal shows a choice, nil for none, and why there is none or why it waits.

@@ -20,6 +20,7 @@ import (
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/leader/rent"
+	"github.com/muster-serve/muster/leader/rent/choose"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -252,11 +253,11 @@ func TestLateFleetIsPlannedLarger(t *testing.T) {
 				{Model: "unmet", Version: 1, Rate: 2, WithinQos: new(float64), UnmetShare: 1},
 			}}
 		}
-		l.term.Problem = func() (*plan.Problem, error) {
+		l.term.Problem = func() (*plan.Problem, []choose.Family, error) {
 			return &plan.Problem{Types: []plan.Type{{Name: kind.Type, Price: .526}},
 				Models: []plan.ModelDemand{{Name: "rm2", QoSTarget: 350 * time.Millisecond,
 					Weight: 1, BatchSizes: []profiles.Share{{BatchSize: 100, Share: 1}},
-					Latencies: []plan.Latencies{table}}}}, nil
+					Latencies: []plan.Latencies{table}}}}, nil, nil
 		}
 		d := &control.DesiredFleet{Known: true}
 		l.usePolicy(d)

@@ -51,6 +51,8 @@ type FamilyPlan struct {
 	// Answered is the share that is answered, Accuracy its mean accuracy.
 	Answered, Accuracy float64
 	Rate               []float64 // queries/s by variant
+	// BinRate is queries/s by variant and bin.
+	BinRate [][]float64
 }
 
 // A Margin is what a little more costs: the duals, in dollars, of the relaxation in which machines
@@ -158,7 +160,11 @@ func (s *countSearch) makePlan(c candidate) *Plan {
 	}
 	plan.Families = make([]FamilyPlan, len(p.Families))
 	for f := range plan.Families {
-		plan.Families[f].Rate = make([]float64, len(p.Families[f].Variants))
+		of := &plan.Families[f]
+		of.Rate = make([]float64, len(p.Families[f].Variants))
+		for range of.Rate {
+			of.BinRate = append(of.BinRate, make([]float64, len(p.Families[f].Bins)))
+		}
 	}
 	served, points := make([]float64, len(p.Families)), 0.0
 	for j, x := range r.flows {
@@ -177,6 +183,7 @@ func (s *countSearch) makePlan(c candidate) *Plan {
 			a := &m.answerers[way.family][b][i]
 			rate := x * p.Families[way.family].Bins[b].Rate
 			family.Rate[a.variant] += rate
+			family.BinRate[a.variant][b] += rate
 			for _, part := range parts[a.slot] { // none: a slot without machines, by rounding
 				h := &plan.Holdings[part.holding]
 				k := slices.Index(h.Variants[way.family], int(a.variant))

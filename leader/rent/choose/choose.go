@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-serve/muster/leader/fleetplan"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/leader/rent"
 	"github.com/muster-serve/muster/profiles"
@@ -77,6 +78,7 @@ type Chooser struct {
 	perQuery float64
 	planned  float64 // what was needed at the last plan, in queries/s
 	guard    *guard  // of the last plan; nil: there was none
+	planner  fleetplan.Planner
 }
 
 type load struct {
@@ -214,19 +216,24 @@ type Fleet struct {
 	// Problem has the demand, and the types with their latencies; its prices, limits and objective
 	// are not read.
 	Problem *plan.Problem
-	Prices  map[rent.Kind]float64 // in $/hr
-	Foreign map[profiles.InstanceType]int
-	Desired map[rent.Kind]int
-	Have    map[rent.Kind]int // that are paid for and serve, or will
-	Lacks   []rent.Lack
+	// Families are those whose queries less accurate variants may answer.
+	Families []Family
+	Prices   map[rent.Kind]float64 // in $/hr
+	Foreign  map[profiles.InstanceType]int
+	Desired  map[rent.Kind]int
+	Have     map[rent.Kind]int // that are paid for and serve, or will
+	Lacks    []rent.Lack
 }
 
 // A Choice is what to desire.
 type Choice struct {
 	Counts map[rent.Kind]int
 	Rate   float64 // planned for, in queries/s
-	Price  float64 // of Counts in $/hr
-	Now    float64 // of what is desired now
+	// Problem is that which was planned for: of the fleet, with the demand of families divided among
+	// their variants.
+	Problem *plan.Problem
+	Price   float64 // of Counts in $/hr
+	Now     float64 // of what is desired now
 	// Serves is the load, in queries/s, that may be planned for Counts and the instances that were
 	// not rented: what they are expected to serve after each loss that they have to bear.
 	Serves float64
@@ -293,12 +300,18 @@ func (c *Chooser) Choose(ctx context.Context, now time.Duration, f *Fleet) (*Cho
 		}
 		return c.planOnDemand(ctx, f, objective, rate, budget)
 	}
+	problem, err := c.divideAmongVariants(f, rate)
+	if err != nil {
+		return nil, err
+	}
+	divided := *f
+	divided.Problem, f = problem, &divided
 	g, err := newGuard(&c.config, f)
 	if err != nil {
 		return nil, err
 	}
 	c.guard = g
-	choice := &Choice{Rate: rate}
+	choice := &Choice{Rate: rate, Problem: problem}
 	switch {
 	case c.config.Budget > 0:
 		if choice.Counts, err = ideal(0); err == nil && c.config.needsGuard() {
