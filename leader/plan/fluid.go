@@ -72,7 +72,9 @@ const maxListed = 100_000
 
 // search analyses p and lists its search space. Of more than maxListed configurations it returns a
 // shortlist: for the least cost, the cheapest ones whose fluid limits reach each of the rates, for
-// the most throughput, the one of the highest limit, and those within one instance of these.
+// the most throughput, the one of the highest limit, and those within one instance of these. These
+// are too large for Eq. 15, which may be half of what fleets of hundreds serve: the analysis is
+// without it.
 func search(p *Problem, efficiency float64, rates ...float64) (*Analysis, []Configuration, error) {
 	a, err := analyse(p, efficiency)
 	if err != nil {
@@ -83,6 +85,7 @@ func search(p *Problem, efficiency float64, rates ...float64) (*Analysis, []Conf
 		space, err := a.Space()
 		return a, space, err
 	}
+	a.eq15 = nil
 	space, err := a.shortlistSpace(rates)
 	return a, space, err
 }

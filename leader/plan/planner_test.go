@@ -362,6 +362,31 @@ func TestKairosPlusBeyondBounds(t *testing.T) {
 	}
 }
 
+// TestLargeFleetsWithinBounds: for a budget of hundreds of instances, the bounds that are printed are
+// not below what fleets serve.
+func TestLargeFleetsWithinBounds(t *testing.T) {
+	p := rm2()
+	p.Budget = 50
+	r, err := KairosPlus{}.Plan(t.Context(), p, atShare(t, p, 0.98))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := Analyse(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, plan := range r.Plans {
+		sol, err := a.Fluid(plan.Configuration)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if plan.Bound < sol.Rate*(1-1e-6) {
+			t.Errorf("%s: bound %v queries/s, and its fluid limit is %v", plan.Configuration,
+				plan.Bound, sol.Rate)
+		}
+	}
+}
+
 // TestFluidComesNearest: if no configuration within the budget serves the rate, the plan is the one
 // that comes nearest, also if it was among those that were tried for the rate.
 func TestFluidComesNearest(t *testing.T) {
