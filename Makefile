@@ -8,7 +8,7 @@ FUZZTIME ?= 1m
 # that make calls has the flag, so that it shares what is compiled; `make build GOFLAGS=` goes without.
 export GOFLAGS ?= -gcflags=all=-dwarf=false
 
-.PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance \
+.PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance corpus \
 	examples dashboard-test scenarios chaos moto stores bench packages test-packages vulncheck \
 	generate reference notice onnxruntime clean
 
@@ -65,6 +65,12 @@ check-onnx: build
 # Checks an agent with unmodified clients: tritonclient, grpcurl and curl.
 conformance: build
 	@scripts/conformance.sh
+
+# Serves small models of public exporters, and compares the answers with ONNX Runtime in Python.
+# PAGE=docs/internals/corpus.md keeps the table.
+corpus: build
+	@$$(scripts/venv.sh corpus)/python scripts/test/conformance/corpus.py --muster bin/muster \
+		$(if $(PAGE),--page $(PAGE))
 
 # Runs examples/: three agents, and a Go client, a Python client and Prometheus's rules against them.
 examples: build
