@@ -233,26 +233,52 @@ func (s *countSearch) dive(lo, hi []int, limit int) {
 	}
 }
 
-// climb adds machines to pools, takes some away, or lets some change their pools, one at a time,
-// while that is better.
+// climb adds a machine to a pool, takes one or two away, or lets one be in the place of one or two
+// others, while that is better.
 func (s *countSearch) climb(limit int) {
-	p, types := s.m.problem, len(s.m.problem.Types)
 	for better := true; better && s.best != nil; {
-		better = false
-		for from := -1; from < len(s.m.pools); from++ {
-			for to := -1; to < len(s.m.pools); to++ {
-				if to == from || from >= 0 && s.best[types+from] == 0 || s.m.work > limit {
-					continue
-				}
-				counts := slices.Clone(s.best)
-				s.m.addMachine(counts, from, -1)
-				s.m.addMachine(counts, to, 1)
-				if p.allows(counts) {
-					better = s.try(counts) || better
-				}
+		better = s.replace(limit, -1, -1)
+		used := s.usedPools()
+		for _, from := range used {
+			better = s.replace(limit, from, -1) || better
+		}
+		for i := 0; i < len(used) && !better; i++ {
+			for _, second := range used[i:] {
+				better = s.replace(limit, used[i], second) || better
 			}
 		}
 	}
+}
+
+// usedPools returns the pools with machines in the best counts.
+func (s *countSearch) usedPools() (used []int) {
+	for i, n := range s.best[len(s.m.problem.Types):] {
+		if n > 0 {
+			used = append(used, i)
+		}
+	}
+	return used
+}
+
+// replace tries the best counts with a machine of each of the pools less, -1 is none, and one of
+// another pool, or none, more. It reports whether any of them are better.
+func (s *countSearch) replace(limit, from, second int) (better bool) {
+	types := len(s.m.problem.Types)
+	for to := -1; to < len(s.m.pools) && s.m.work <= limit; to++ {
+		if to == from || to == second && to >= 0 {
+			continue
+		}
+		counts := slices.Clone(s.best)
+		s.m.addMachine(counts, from, -1)
+		s.m.addMachine(counts, second, -1)
+		if slices.Min(counts[types:]) < 0 {
+			break // the best counts have no such machines any more
+		}
+		if s.m.addMachine(counts, to, 1); s.m.problem.allows(counts) {
+			better = s.try(counts) || better
+		}
+	}
+	return better
 }
 
 // addMachine adds n machines to a pool; -1: to none.

@@ -289,10 +289,38 @@ func (m *master) setWeights() {
 	case worth == 0:
 		m.weights.accuracy = slight / best
 	case math.IsInf(worth, 1):
-		// A fleet that is limited by its budget alone may cost many times the scale.
-		m.weights.accuracy = 1 / best
-		m.weights.cost = slight / max(m.scale, m.problem.BudgetUSDPerHour)
+		// The most accurate answers, and a fleet that is limited by its budget alone, may cost many
+		// times the scale.
+		dollars := max(m.scale, m.problem.BudgetUSDPerHour)
+		if m.problem.BudgetUSDPerHour == 0 {
+			dollars = m.accuratePrice(prices)
+		}
+		m.weights.accuracy, m.weights.cost = 1/best, slight/dollars
 	}
+}
+
+// accuratePrice is about what a fleet costs whose answers are as accurate as they can be, at the
+// prices of slots: if machines could be divided, and a machine of each type more.
+func (m *master) accuratePrice(prices []float64) float64 {
+	sum := m.scale
+	for f := range m.answerers {
+		for _, all := range m.answerers[f] {
+			best, cheapest := 0.0, 0.0
+			for _, a := range all {
+				cost := a.machines * prices[a.slot]
+				if a.accuracy > best || a.accuracy == best && cost < cheapest {
+					best, cheapest = a.accuracy, cost
+				}
+			}
+			sum += cheapest
+		}
+	}
+	for _, t := range m.problem.Types {
+		if t.Max > 0 {
+			sum += t.PriceUSDPerHour
+		}
+	}
+	return sum
 }
 
 // describe computes what follows from a column's answers.
