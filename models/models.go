@@ -461,19 +461,29 @@ func FileVersion(path string) (*Version, error) {
 }
 
 // insteadOf names the files beside a missing one that somebody has probably written in its place:
-// "; found mlp.onnx, expected model.onnx". It returns "" if there are none.
+// "; found mlp.onnx, expected model.onnx", or where the missing one leads. It returns "" if there are
+// none.
 func insteadOf(missing string) string {
+	if to, err := os.Readlink(missing); err == nil {
+		return fmt.Sprintf("; it is a link to %s, which is not there", to)
+	}
 	entries, _ := os.ReadDir(filepath.Dir(missing)) // the caller has an error already
 	var others []string
+	cure := ""
 	for _, e := range entries {
-		if filepath.Ext(e.Name()) == filepath.Ext(missing) && len(others) < 5 {
+		export := onnx.ExportOf(e.Name())
+		if (filepath.Ext(e.Name()) == filepath.Ext(missing) || export != "") && len(others) < 5 {
 			others = append(others, e.Name())
+			cure = cmp.Or(cure, export)
 		}
 	}
 	if len(others) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("; found %s, expected %s", strings.Join(others, ", "), ModelFile)
+	if cure != "" {
+		cure = ": only ONNX models are served; " + cure
+	}
+	return fmt.Sprintf("; found %s, expected %s%s", strings.Join(others, ", "), ModelFile, cure)
 }
 
 // checkName returns an error if model cannot be the name of a model's folder. So no name that a

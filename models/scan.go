@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/files"
+	"github.com/muster-serve/muster/models/onnx"
 )
 
 // A fingerprint is a hash of the names, sizes, modification times and inodes of files; it changes
@@ -192,6 +193,16 @@ func (s *scanner) scanModel(model string, before *known) (folder, error) {
 			return folder{}, fmt.Errorf("read the model directory: %w", away)
 		}
 	}
+	if errors.Is(err, fs.ErrNotExist) {
+		if to, err := os.Readlink(path); err == nil {
+			return folder{problem: fmt.Sprintf("%s is a link to %s, which is not there", path, to)}, nil
+		}
+	}
+	if err == nil && !info.IsDir() {
+		if problem := loneModel(path); problem != "" {
+			return folder{problem: problem}, nil
+		}
+	}
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
 		return folder{}, fmt.Errorf("%w: %s is no folder", ErrNotFound, path)
 	}
@@ -244,12 +255,31 @@ func (s *scanner) scanModel(model string, before *known) (folder, error) {
 	return f, nil
 }
 
+// loneModel says what to do with a file at the top of the repository that is a model; "" of another.
+func loneModel(path string) string {
+	name := filepath.Base(path)
+	model := strings.TrimSuffix(name, filepath.Ext(name))
+	if strings.EqualFold(filepath.Ext(name), ".onnx") && checkName(model) == nil {
+		return fmt.Sprintf("%s is a file beside the folders of models: move it to %s", path,
+			filepath.Join(filepath.Dir(path), model, "1", ModelFile))
+	}
+	if cure := onnx.ExportOf(name); cure != "" {
+		return fmt.Sprintf("%s is no ONNX model: %s", path, cure)
+	}
+	return ""
+}
+
 func noVersion(path string, others []string) string {
 	problem := fmt.Sprintf(
 		"%s holds no version, expected a folder with the version's number as its name, such as %s",
 		path, filepath.Join(path, "1", ModelFile))
 	if len(others) > 0 {
 		problem += "; found " + strings.Join(others[:min(len(others), 5)], ", ")
+	}
+	for _, name := range others {
+		if cure := onnx.ExportOf(name); cure != "" {
+			return problem + ": only ONNX models are served; " + cure
+		}
 	}
 	return problem
 }

@@ -181,3 +181,61 @@ func TestFolderSwitched(t *testing.T) {
 		}
 	})
 }
+
+// TestOtherForms: a file that is no ONNX model is named, with what to do, wherever people put it: at
+// the top of the repository, in a model's folder, in that of a version.
+func TestOtherForms(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.write("lone.onnx", identity())
+		b.write("lone.pt", "PK\x03\x04")
+		b.write("README.md", "models")
+		b.write("torch/model.pt", "PK\x03\x04")
+		b.write("pickle/1/model.pkl", "\x80\x05")
+		b.write("tf/1/model.savedmodel/saved_model.pb", "")
+		for name, text := range map[string]string{
+			"lfs": "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+			"zip": "PK\x03\x04torch", "pickled": "\x80\x05\x95", "bom": "\ufeffname: x",
+			"html": "<!DOCTYPE html>", "keras": "\x89HDF\r\n\x1a\n",
+		} {
+			b.write(name+"/1/model.onnx", text)
+		}
+		for name, to := range map[string]string{
+			"dangling": "../nowhere", "linked/1/model.onnx": "/no/model",
+		} {
+			path := filepath.Join(b.dir, name)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+				os.Symlink(to, path)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.start()
+		for name, want := range map[string]string{
+			"lone.onnx": "move it to " + filepath.Join(b.dir, "lone/1/model.onnx"),
+			"lone.pt":   "torch.onnx.export", "torch": "torch.onnx.export",
+			"pickle": "found model.pkl, expected model.onnx: only ONNX models are served; ",
+			"tf":     "tf2onnx.convert", "lfs": "git lfs pull", "zip": "torch.onnx.export",
+			"pickled": "skl2onnx", "bom": "byte order mark", "html": "HTML",
+			"keras": "--keras", "dangling": "is a link to ../nowhere, which is not there",
+			"linked": "it is a link to /no/model, which is not there",
+		} {
+			found := false
+			for _, s := range b.Index() {
+				if s.Model == name {
+					found = found || s.State == Unavailable && strings.Contains(s.Reason, want)
+					if !strings.Contains(s.Reason, want) {
+						t.Errorf("%s: %s, want %q", name, s.Reason, want)
+					}
+				}
+			}
+			if !found {
+				t.Errorf("%s is not in the index", name)
+			}
+		}
+		for _, s := range b.Index() {
+			if s.Model == "README.md" {
+				t.Error("README.md is in the index")
+			}
+		}
+	})
+}

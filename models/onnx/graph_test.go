@@ -298,6 +298,9 @@ func FuzzGraph(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(b)
+	for _, classifier := range classifiers(f) {
+		f.Add(classifier)
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		dir := t.TempDir()
 		path, out := filepath.Join(dir, "m.onnx"), filepath.Join(dir, "out.onnx")
@@ -312,6 +315,9 @@ func FuzzGraph(f *testing.F) {
 		for _, t := range g.initializers {
 			_, _ = g.Floats(t)
 			_, _ = g.Rows(t, 1)
+		}
+		for _, p := range g.Signature.Defaults {
+			_, _ = g.Default(p.Name)
 		}
 		if g.Write(out) != nil {
 			return // external data that is not where the model says

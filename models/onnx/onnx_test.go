@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -298,6 +299,96 @@ func TestReadSignatureOfShortData(t *testing.T) {
 	}
 }
 
+// classifiers are models with maps, as their exporters write them.
+func classifiers(t testing.TB) (all [][]byte) {
+	for _, name := range []string{"logistic", "forest", "lightgbm"} {
+		data, err := os.ReadFile("../../runtime/testdata/" + name + ".onnx")
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, data)
+	}
+	return all
+}
+
+// TestMaps: a map of probabilities is a tensor in the signature and in the graph, through nodes that
+// only pass it on; what something else reads stays a map, and is left out.
+func TestMaps(t *testing.T) {
+	for i, data := range classifiers(t) {
+		path := write(t, data)
+		s, err := ReadSignature(path)
+		if err != nil || len(s.Outputs) != 2 || len(s.Outputs[1].Labels) < 2 || len(s.Without) != 0 {
+			t.Fatalf("%d: %+v, %v", i, s, err)
+		}
+		g, err := ReadGraph(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := g.Marshal(); err != nil {
+			t.Error(err)
+		} else if again, err := ReadSignature(write(t, b)); err != nil ||
+			again.Operators["ZipMap"] || again.Outputs[1].Name != s.Outputs[1].Name ||
+			again.Outputs[1].DataType != tensor.FP32 || again.Outputs[1].Labels != nil {
+			t.Errorf("%d: written as %+v, %v", i, again, err)
+		}
+	}
+	// sequence encodes the type of an output as a sequence of maps
+	sequence := func(name string) []byte {
+		var e encoder
+		e.writeMessage(graphOutput, func(e *encoder) {
+			e.writeText(valueName, name)
+			e.writeMessage(valueType, func(e *encoder) { e.writeText(typeSequence, "") })
+		})
+		return e.b
+	}
+	zip := Node{Op: "ZipMap", Domain: "ai.onnx.ml", Name: "zip", Inputs: []string{"y"},
+		Outputs:    []string{"maps"},
+		Attributes: []Attribute{{"classlabels_int64s", []int64{3, -4}}}}
+	pass := func(from, to string) Node {
+		return Node{Op: "Identity", Name: to, Inputs: []string{from}, Outputs: []string{to}}
+	}
+	other := Node{Op: "SequenceLength", Name: "n", Inputs: []string{"maps"}, Outputs: []string{"n"}}
+	for _, tt := range []struct {
+		nodes  []Node
+		output string
+		want   []string
+	}{
+		{[]Node{zip}, "maps", []string{"3", "-4"}},
+		{[]Node{zip, pass("maps", "a"), pass("a", "b")}, "b", []string{"3", "-4"}},
+		{[]Node{zip, other}, "maps", nil},
+		{[]Node{zip, pass("maps", "a"), other}, "a", nil},
+		{[]Node{pass("a", "b"), pass("b", "a")}, "a", nil},
+	} {
+		m := linear()
+		m.Domains = map[string]int64{"ai.onnx.ml": 3}
+		m.Nodes = append(m.Nodes, tt.nodes...)
+		var e encoder
+		fields, err := split(m.Marshal())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range fields {
+			if f.number == modelGraph {
+				f.raw = nil
+				e.writeText(modelGraph, string(f.body)+string(sequence(tt.output)))
+			}
+			e.b = append(e.b, f.raw...)
+		}
+		s, err := ReadSignature(write(t, e.b))
+		if err != nil {
+			t.Errorf("%s: %v", tt.output, err)
+			continue
+		}
+		var got []string
+		if len(s.Outputs) == 2 {
+			got = s.Outputs[1].Labels
+		}
+		if !slices.Equal(got, tt.want) || (len(s.Without) == 0) != (tt.want != nil) {
+			t.Errorf("%s: labels %q, without %q, want %q", tt.output, got, s.Without, tt.want)
+		}
+	}
+}
+
 func FuzzRead(f *testing.F) {
 	f.Add(linear().Marshal())
 	nested, err := os.ReadFile("testdata/subgraphs.onnx")
@@ -312,6 +403,9 @@ func FuzzRead(f *testing.F) {
 			"e = Slice(d, at, end, at, at); g = Concat(b, b) axis=-1; h = Reshape(g, to); "+
 			"i = Gather(h, one) axis=1; j = Gather(t10, i); k = Flatten(e) axis=2; "+
 			"l = GatherND(t20, k); m = Squeeze(l); n = Cast(j) to=1; y = MatMul(n, m)")...).Marshal())
+	for _, classifier := range classifiers(f) {
+		f.Add(classifier)
+	}
 	f.Add([]byte{0x3a, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x01})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		s, err := read(message{source: &source{r: bytes.NewReader(data)}, end: int64(len(data))})
@@ -321,10 +415,14 @@ func FuzzRead(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for _, p := range s.Inputs {
-			if len(p.Shape) == 0 || p.Shape[0] != Dynamic || !p.DataType.Valid() {
-				t.Errorf("input %+v", p)
+		for _, p := range slices.Concat(s.Inputs, s.Outputs, s.Defaults) {
+			if !p.DataType.Valid() || slices.ContainsFunc(p.Shape,
+				func(d int64) bool { return d < Dynamic }) || len(p.Labels) > maxLabels {
+				t.Errorf("port %+v", p)
 			}
+		}
+		if len(s.Inputs) == 0 || len(s.Outputs) == 0 {
+			t.Errorf("%d inputs and %d outputs", len(s.Inputs), len(s.Outputs))
 		}
 		for _, d := range s.Data {
 			if !filepath.IsLocal(d.Location) || d.Size < 0 {

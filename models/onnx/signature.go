@@ -115,7 +115,15 @@ func readFile(path string) (*Signature, error) {
 	if info.Size() == 0 {
 		return nil, errors.New("the file is empty")
 	}
-	return read(message{source: &source{r: f}, end: info.Size()})
+	s, err := read(message{source: &source{r: f}, end: info.Size()})
+	if err != nil {
+		begin := make([]byte, 64)
+		n, _ := f.ReadAt(begin, 0)
+		if cure := foreign(begin[:n]); cure != "" {
+			return nil, fmt.Errorf("not a valid ONNX model: %s", cure)
+		}
+	}
+	return s, err
 }
 
 func withoutPath(err error) error {
