@@ -16,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/cmd/muster/internal/families"
+	"github.com/muster-serve/muster/cmd/muster/internal/importcmd"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/storecmd"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
@@ -36,6 +37,7 @@ func newModelsCommand() *cobra.Command {
 		newModelsChangeCommand("unload", "Make agents stop serving a model", "unloaded",
 			(*client.Client).UnloadModelOn),
 	)
+	cmd.AddCommand(importcmd.Commands()...)
 	cmd.AddCommand(families.Commands()...)
 	cmd.AddCommand(storecmd.Commands()...)
 	cmd.AddCommand(releaseCommands()...)
