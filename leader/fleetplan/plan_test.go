@@ -250,8 +250,8 @@ func copyOf(p *Problem) *Problem {
 }
 
 // maxWorse is the share of problems whose plans may be worse than another that the same search
-// finds: where memory bounds what machines hold, and proofs are beyond it. Of 1,500 problems 1 and 2
-// are.
+// finds: where memory bounds what machines hold, and proofs are beyond it. Of 1,500 problems 1 and
+// 2 are.
 const maxWorse = 1. / 300
 
 func mustSolve(t *testing.T, p *Problem) *Plan {
