@@ -151,7 +151,7 @@ func (s *fleetPlanner) load() propose.Load {
 		of := propose.ModelLoad{Model: string(m.Key()), Rate: m.Rate}
 		if target := targets[m.Key()]; m.Any && target > 0 {
 			of.InTime, of.Target = m.Within, target
-			of.Queries = m.Rate * leader.StatusSeconds
+			of.Queries = min(m.Rate*leader.StatusSeconds, float64(m.Answered+m.Failed))
 		}
 		load.Models = append(load.Models, of)
 	}

@@ -78,8 +78,8 @@ func (l *Load) missed() string {
 	var all []string
 	for i := range l.Models {
 		if m := &l.Models[i]; m.misses() {
-			all = append(all, fmt.Sprintf("of %s %.2f %% were in time in the last minute, of %.4g %% "+
-				"wanted", m.Model, 100*m.InTime, 100*m.Target))
+			all = append(all, fmt.Sprintf("%.2f %% of the queries for %s were in time in the last "+
+				"minute, of %.4g %% wanted", 100*m.InTime, m.Model, 100*m.Target))
 		}
 	}
 	return strings.Join(all, "; ")

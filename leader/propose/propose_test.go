@@ -132,7 +132,7 @@ func TestNoSavingWhileLate(t *testing.T) {
 	f.inTime = .95
 	p := f.passes(0)
 	if p.State != InForce || p.Change || p.Best != nil ||
-		!strings.Contains(p.Reason, "of m/1 95.00 % were in time") {
+		!strings.Contains(p.Reason, "95.00 % of the queries for m/1 were in time") {
 		t.Errorf("while it is late, the plan is %s: %s", p.State, p.Reason)
 	}
 	f.inTime = 1

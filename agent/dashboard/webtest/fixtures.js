@@ -267,7 +267,7 @@ export function simulate({
   const plan = load > 0 && n > 2 ? {
     number: 3, state: change ? "proposed" : "in force", age_ms: 41000, trigger: "demand", priced, rate: round(target), change, gain: 0.1,
     reason: change ? "2 c5n.2xlarge run what 3 r5n.large run for half of the price"
-      : late ? `of ${late}/1 94.96 % were in time in the last minute, of 99 % wanted: nothing that serves less than what runs is proposed`
+      : late ? `94.96 % of the queries for ${late}/1 were in time in the last minute, of 99 % wanted: nothing that serves less than what runs is proposed`
         : "What runs is the cheapest mix for this demand.", notes: [],
     now: { instances: instances(pool), price: sum(pool), limit: round(limit), allowable: round(0.953 * limit), binding: "time on r5n.large" },
     proposed: change ? { instances: instances(other), price: sum(other), limit: round(1.03 * limit), allowable: round(0.98 * limit), binding: "time on r5n.large" } : null,
