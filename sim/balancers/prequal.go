@@ -10,7 +10,8 @@ import (
 
 // The parameters of Prequal, which are those of the paper's baseline.
 const (
-	// mostPooled is how many answers a client keeps, m, if there are at least twice as many servers.
+	// mostPooled is how many answers a client keeps, m, if there are at least twice as many
+	// servers.
 	mostPooled = 16
 	// probeRate is how many probes a query brings, and removeRate how many answers it removes.
 	probeRate, removeRate = 3, 1
@@ -39,14 +40,14 @@ type Prequal struct {
 	servers int
 	size    int // of the pool at most
 	rng     *rand.Rand
-	pool    []pooled // in the order of arrival
-	recent  []int    // requests in flight by the last answers, a ring
-	next    int      // index in recent
-	worst   bool     // the next answer removed is the worst, not the oldest
+	pool    []pooledAnswer // in the order of arrival
+	recent  []int          // requests in flight by the last answers, a ring
+	next    int            // index in recent
+	worst   bool           // the next answer removed is the worst, not the oldest
 }
 
-// A pooled is an answer in the pool.
-type pooled struct {
+// A pooledAnswer is an answer in the pool.
+type pooledAnswer struct {
 	Answer
 	server int
 	at     time.Duration
@@ -66,7 +67,7 @@ func NewPrequal(servers int, seed uint64) *Prequal {
 // Pick chooses the server of a query that arrives now, and the servers to probe meanwhile. The
 // probes are valid until the next call.
 func (p *Prequal) Pick(now time.Duration) (server int, probes []int) {
-	p.pool = slices.DeleteFunc(p.pool, func(a pooled) bool { return now-a.at >= oldest })
+	p.pool = slices.DeleteFunc(p.pool, func(a pooledAnswer) bool { return now-a.at >= oldest })
 	server = p.rng.IntN(p.servers)
 	if len(p.pool) >= leastPool {
 		best, _ := p.rank()
@@ -88,7 +89,7 @@ func (p *Prequal) Pick(now time.Duration) (server int, probes []int) {
 // Cold answers are better than hot ones, cold ones by latency, hot ones by requests in flight.
 func (p *Prequal) rank() (best, worst int) {
 	limit := p.limit()
-	order := func(a, b *pooled) int {
+	order := func(a, b *pooledAnswer) int {
 		hotA, hotB := a.InFlight > limit, b.InFlight > limit
 		switch {
 		case hotA && hotB:
@@ -140,11 +141,11 @@ func (p *Prequal) Probed(now time.Duration, server int, a Answer) {
 		p.recent[p.next] = a.InFlight
 		p.next = (p.next + 1) % recentAnswers
 	}
-	p.pool = slices.DeleteFunc(p.pool, func(old pooled) bool { return old.server == server })
+	p.pool = slices.DeleteFunc(p.pool, func(old pooledAnswer) bool { return old.server == server })
 	if len(p.pool) == p.size {
 		p.remove(0)
 	}
-	p.pool = append(p.pool, pooled{Answer: a, server: server, at: now, uses: p.uses()})
+	p.pool = append(p.pool, pooledAnswer{Answer: a, server: server, at: now, uses: p.uses()})
 }
 
 // uses draws how often an answer may be used, b_reuse on average.

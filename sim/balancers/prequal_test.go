@@ -50,7 +50,7 @@ func TestHotCold(t *testing.T) {
 			t.Error("the oldest answer was not removed")
 		}
 	}
-	p.pool = slices.DeleteFunc(p.pool, func(a pooled) bool { return a.InFlight <= 2 })
+	p.pool = slices.DeleteFunc(p.pool, func(a pooledAnswer) bool { return a.InFlight <= 2 })
 	if server, _ := p.Pick(2 * ms); server != 2 {
 		t.Errorf("of the hot servers it chose %d, want 2 with 7 in flight", server)
 	}

@@ -16,14 +16,14 @@ const (
 // A Weighted is gRPC's weighted round robin in one client. Before two servers have weights it is
 // round robin.
 type Weighted struct {
-	reported []reported
+	reported []serverReport
 	scaled   []uint16 // weights; nil: round robin
 	updated  time.Duration
 	sequence uint32
 }
 
-// A reported is what a client knows of a server.
-type reported struct {
+// A serverReport is what a client knows of a server.
+type serverReport struct {
 	weight      float64 // 0: none
 	first, last time.Duration
 }
@@ -31,7 +31,7 @@ type reported struct {
 // NewWeighted returns the state of a client of the given number of servers, which begins with the
 // server start.
 func NewWeighted(servers, start int) *Weighted {
-	return &Weighted{reported: make([]reported, servers), sequence: uint32(start)}
+	return &Weighted{reported: make([]serverReport, servers), sequence: uint32(start)}
 }
 
 // Reported takes a server's report: its application utilization, queries and errors per second.

@@ -148,13 +148,13 @@ func (a *agent) carryOut(act election.Action) {
 	}
 }
 
-// handleBroken handles that the connection to another agent has broken. A new connection shows
-// whether that agent's process has ended.
-func (a *agent) handleBroken(b *agent) {
+// handleBrokenConnection handles that the connection to another agent has broken. A new connection
+// shows whether that agent's process has ended.
+func (a *agent) handleBrokenConnection(b *agent) {
 	a.step(&election.Event{Kind: election.StreamBroken, ID: b.member.Name})
 	a.f.callAt(&a.host, a.f.cfg.RTT, func() {
 		if a.term != nil {
-			a.term.handleBroken(b)
+			a.term.handleBrokenLink(b)
 		}
 	})
 }

@@ -438,8 +438,8 @@ func (g *gateway) noteAttemptOver(c *call, how attemptExit) {
 	g.carryOutActions()
 }
 
-// handleBroken handles that the connections to an agent have broken.
-func (g *gateway) handleBroken(a *agent) {
+// handleBrokenConnection handles that the connections to an agent have broken.
+func (g *gateway) handleBrokenConnection(a *agent) {
 	for _, c := range slices.Clone(g.calls) {
 		if c.to == a {
 			c.handleEnd(unheard, -1)

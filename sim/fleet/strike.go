@@ -92,9 +92,12 @@ func (a *agent) killProcess() {
 		c.over = true
 	}
 	a.resetLane()
-	a.eachOther(func(b *agent) { f.send(&a.host, &b.host, func() { b.handleBroken(a) }, nil) })
+	a.eachOther(func(b *agent) {
+		f.send(&a.host, &b.host, func() { b.handleBrokenConnection(a) },
+			nil)
+	})
 	for _, g := range f.gateways {
-		f.send(&a.host, &g.host, func() { g.handleBroken(a) }, nil)
+		f.send(&a.host, &g.host, func() { g.handleBrokenConnection(a) }, nil)
 	}
 	life := a.lives
 	f.do(f.now+gossipGivesUp, func() {
@@ -205,11 +208,11 @@ func (a *agent) cutNetwork(until time.Duration, ways ...direction) {
 			return
 		}
 		a.eachOther(func(b *agent) {
-			f.callAt(&b.host, 0, func() { b.handleBroken(a) })
-			f.callAt(&a.host, 0, func() { a.handleBroken(b) })
+			f.callAt(&b.host, 0, func() { b.handleBrokenConnection(a) })
+			f.callAt(&a.host, 0, func() { a.handleBrokenConnection(b) })
 		})
 		for _, g := range f.gateways {
-			g.handleBroken(a)
+			g.handleBrokenConnection(a)
 		}
 	})
 	// Gossip needs both directions: a ping, and its answer.

@@ -193,11 +193,11 @@ func (t *term) open(b *agent) {
 			})
 		}
 		b.sendGreeting(t)
-	}, func() { t.handleBroken(b) })
+	}, func() { t.handleBrokenLink(b) })
 }
 
-// handleBroken handles that the link to a member has broken.
-func (t *term) handleBroken(b *agent) {
+// handleBrokenLink handles that the link to a member has broken.
+func (t *term) handleBrokenLink(b *agent) {
 	if t.over {
 		return
 	}

@@ -14,7 +14,7 @@ import (
 // size between measured ones has the samples of the next larger one.
 func Measured(s *profiles.Series) match.Latencies {
 	sizes := s.BatchSizes()
-	t := &measured{
+	t := &measuredLatency{
 		cells: make([][]time.Duration, sizes[len(sizes)-1]+1),
 		means: make([]time.Duration, sizes[len(sizes)-1]+1),
 	}
@@ -29,31 +29,31 @@ func Measured(s *profiles.Series) match.Latencies {
 	return t
 }
 
-// measured has the samples by batch size, up to the largest measured one, which holds for all
-// beyond it.
-type measured struct {
+// measuredLatency has the samples by batch size, up to the largest measured one, which holds for
+// all beyond it.
+type measuredLatency struct {
 	cells [][]time.Duration // samples in ascending order
 	means []time.Duration
 }
 
-func (t *measured) Mean(batchSize int) time.Duration {
+func (t *measuredLatency) Mean(batchSize int) time.Duration {
 	return t.means[min(batchSize, len(t.means)-1)]
 }
 
-func (t *measured) Quantile(p float64, batchSize int) time.Duration {
+func (t *measuredLatency) Quantile(p float64, batchSize int) time.Duration {
 	cell := t.cells[min(batchSize, len(t.cells)-1)]
 	return cell[min(int(p*float64(len(cell))), len(cell)-1)]
 }
 
-// misjudged is a latency with a relative error at each batch size.
-type misjudged struct {
+// misjudgedLatency is a latency with a relative error at each batch size.
+type misjudgedLatency struct {
 	match.Latencies
 	factor []float64 // by batch size
 }
 
 // Misjudge returns l as it is known with errors drawn with the given standard deviation.
 func Misjudge(l match.Latencies, largest int, deviation float64, r *rand.Rand) match.Latencies {
-	m := misjudged{l, make([]float64, largest+1)}
+	m := misjudgedLatency{l, make([]float64, largest+1)}
 	for b := range m.factor {
 		m.factor[b] = NoiseFactor(deviation, r)
 	}
@@ -66,16 +66,16 @@ func NoiseFactor(deviation float64, r *rand.Rand) float64 {
 }
 
 // Mean is the mean with its error.
-func (m misjudged) Mean(batchSize int) time.Duration {
+func (m misjudgedLatency) Mean(batchSize int) time.Duration {
 	return m.by(m.Latencies.Mean(batchSize), batchSize)
 }
 
 // Quantile is the quantile with the error of the mean.
-func (m misjudged) Quantile(p float64, batchSize int) time.Duration {
+func (m misjudgedLatency) Quantile(p float64, batchSize int) time.Duration {
 	return m.by(m.Latencies.Quantile(p, batchSize), batchSize)
 }
 
-func (m misjudged) by(d time.Duration, batchSize int) time.Duration {
+func (m misjudgedLatency) by(d time.Duration, batchSize int) time.Duration {
 	return max(1, time.Duration(float64(d)*m.factor[batchSize]))
 }
 
@@ -97,21 +97,23 @@ func Scaled(l match.Latencies, factor float64) match.Latencies {
 	if factor == 1 {
 		return l
 	}
-	return scaled{l, factor}
+	return scaledLatency{l, factor}
 }
 
-type scaled struct {
+type scaledLatency struct {
 	match.Latencies
 	factor float64
 }
 
-func (s scaled) Mean(batchSize int) time.Duration { return s.by(s.Latencies.Mean(batchSize)) }
+func (s scaledLatency) Mean(batchSize int) time.Duration {
+	return s.by(s.Latencies.Mean(batchSize))
+}
 
-func (s scaled) Quantile(p float64, batchSize int) time.Duration {
+func (s scaledLatency) Quantile(p float64, batchSize int) time.Duration {
 	return s.by(s.Latencies.Quantile(p, batchSize))
 }
 
-func (s scaled) by(d time.Duration) time.Duration {
+func (s scaledLatency) by(d time.Duration) time.Duration {
 	return max(1, time.Duration(float64(d)*s.factor))
 }
 
