@@ -230,7 +230,7 @@ func (m *machine) findIdentity(ctx context.Context) error {
 	if err != nil && !errors.Is(err, errNone) {
 		return err
 	}
-	if _, err := rent.ParseSlot(slot); err != nil {
+	if _, err := rent.ParseSlotTag(slot); err != nil {
 		slot = ""
 	}
 	if id == "" || len(id)+len(zone) > largestInstanceType {

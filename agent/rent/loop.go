@@ -518,7 +518,7 @@ func agentsOf(members []*control.Member, status *control.FleetStatus, self strin
 			Load: known[m.GetName()].GetBusy(), Factor: known[m.GetName()].GetFactor(),
 			Leads: m.GetName() == self, Keeper: m.GetRents(),
 		}
-		if slot, err := rent.ParseSlot(m.GetRented().GetSlot()); err == nil {
+		if slot, err := rent.ParseSlotTag(m.GetRented().GetSlot()); err == nil {
 			a.Slot = &slot
 		}
 		all = append(all, a)

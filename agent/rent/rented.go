@@ -13,7 +13,7 @@ func ParseRented(text string) *control.Rented {
 	if len(words) != 3 {
 		return nil
 	}
-	if _, err := rent.ParseSlot(words[1]); err != nil {
+	if _, err := rent.ParseSlotTag(words[1]); err != nil {
 		return nil
 	}
 	return &control.Rented{Instance: words[0], Slot: words[1], Zone: words[2]}

@@ -222,7 +222,7 @@ func (m *metrics) setGauges(s *control.FleetState, d *control.DesiredFleet) {
 		desired += float64(n) * prices[kind.String()]
 	}
 	for _, machine := range s.Machines {
-		slot, err := rent.ParseSlot(machine.Slot)
+		slot, err := rent.ParseSlotTag(machine.Slot)
 		if err != nil {
 			continue
 		}

@@ -311,7 +311,7 @@ func (p *Provider) toInstance(i types.Instance) (rent.Instance, error) {
 	if got := tags[tagFleet]; got != p.config.Fleet {
 		return rent.Instance{}, fmt.Errorf("tag %s is %q, want %q", tagFleet, got, p.config.Fleet)
 	}
-	slot, err := rent.ParseSlot(tags[tagSlot])
+	slot, err := rent.ParseSlotTag(tags[tagSlot])
 	if err != nil {
 		return rent.Instance{}, fmt.Errorf("tag %s: %w", tagSlot, err)
 	}

@@ -71,7 +71,7 @@ func toSlot(s rent.Slot) *provider.Slot {
 	}
 }
 
-// slotOf refuses numbers that rent.ParseSlot would refuse in a tag.
+// slotOf refuses numbers that rent.ParseSlotTag would refuse in a tag.
 func slotOf(m *provider.Slot) (rent.Slot, error) {
 	if m.GetKind().GetType() == "" || m.GetOrdinal() > math.MaxInt32 ||
 		m.GetGeneration() > math.MaxInt32 {

@@ -130,7 +130,7 @@ func (r *record) isAlive() bool { return r.PID > 0 && r.Start != "" && startOf(r
 
 // toInstance is what List says of r.
 func (p *Provider) toInstance(r *record) (rent.Instance, error) {
-	slot, err := rent.ParseSlot(r.Slot)
+	slot, err := rent.ParseSlotTag(r.Slot)
 	if err != nil {
 		return rent.Instance{}, fmt.Errorf("%s: %w", p.recordPath(r.ID), err)
 	}

@@ -80,8 +80,8 @@ func (s Slot) String() string {
 	return fmt.Sprintf("%s/%s/%d/%d", s.Type, s.Market, s.Ordinal, s.Generation)
 }
 
-// ParseSlot reads what String writes.
-func ParseSlot(text string) (Slot, error) {
+// ParseSlotTag reads what String writes.
+func ParseSlotTag(text string) (Slot, error) {
 	parts := strings.Split(text, "/")
 	fault := fmt.Errorf("slot %q: want type/market/ordinal/generation", text)
 	if len(parts) != 4 || parts[0] == "" {

@@ -7,8 +7,8 @@ import (
 
 func TestSlotText(t *testing.T) {
 	slot := Slot{Kind{"r5n.large", Spot}, 3, 12}
-	if got, err := ParseSlot(slot.String()); err != nil || got != slot {
-		t.Errorf("ParseSlot(%q) = %v, %v", slot.String(), got, err)
+	if got, err := ParseSlotTag(slot.String()); err != nil || got != slot {
+		t.Errorf("ParseSlotTag(%q) = %v, %v", slot.String(), got, err)
 	}
 	for text, want := range map[string]string{
 		"r5n.large/spot/3":       "want type/market/ordinal/generation",
@@ -18,8 +18,8 @@ func TestSlotText(t *testing.T) {
 		"r5n.large/spot/1/0.5":   "want type/market/ordinal/generation",
 		"r5n.large/spot/1/0/0/0": "want type/market/ordinal/generation",
 	} {
-		if _, err := ParseSlot(text); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("ParseSlot(%q): %v, want %q", text, err, want)
+		if _, err := ParseSlotTag(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("ParseSlotTag(%q): %v, want %q", text, err, want)
 		}
 	}
 	for _, kind := range []Kind{{"g4dn.xlarge", OnDemand}, {"g4dn.xlarge", Spot}} {

@@ -35,7 +35,7 @@ func rowsOf(s *control.FleetState) map[string]*row {
 	}
 	for _, m := range s.GetMachines() {
 		kind := m.Slot
-		if slot, err := rent.ParseSlot(m.Slot); err == nil {
+		if slot, err := rent.ParseSlotTag(m.Slot); err == nil {
 			kind = slot.Kind.String()
 		}
 		r := at(kind)
