@@ -283,7 +283,7 @@ func TestFleetCommands(t *testing.T) {
 	drained(left[0])
 }
 
-// TestStatusWithoutLeader: what nobody knows is said to be unknown.
+// TestStatusWithoutLeader: status says that rates are unknown while nobody knows them.
 func TestStatusWithoutLeader(t *testing.T) {
 	agents := startFleet(t, 2, "--leader", "never")
 	t.Chdir(t.TempDir())

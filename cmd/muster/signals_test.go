@@ -108,8 +108,8 @@ func TestSignalsThatDoNotEnd(t *testing.T) {
 	}
 }
 
-// TestLogReaderGone: an agent whose log nobody reads any more serves on, and drains when it is asked
-// to.
+// TestLogReaderGone: an agent whose log nobody reads any more keeps serving, and drains when it is
+// asked to.
 func TestLogReaderGone(t *testing.T) {
 	p := startEmulated(t, "--log-level", "debug")
 	if err := p.stderr.Close(); err != nil {

@@ -177,7 +177,7 @@ func (o *simPoolOptions) addHoldings(flags *pflag.FlagSet) {
 			"it arrives")
 }
 
-// addRate adds the rate, and files of what happens at it.
+// addRate adds the flags of the rate, and of the files that record a run at it.
 func (o *simPoolOptions) addRate(flags *pflag.FlagSet) {
 	flags.Float64Var(&o.rate, "rate", 0, "queries a second over all models")
 	flags.StringVar(&o.logFile, "log", "", "write each query's outcome to a CSV file")
@@ -398,8 +398,8 @@ func (o *simOptions) baseConfig() (cfg *sim.Config, qosTarget time.Duration, err
 	return cfg, qosTarget, cmp.Or(err, sim.CheckSeeds(o.seeds))
 }
 
-// validate returns what is wrong with cfg, of which the search for a pool of the types sets pool
-// and rate.
+// validate returns what is wrong with cfg. It does not check pool and rate, which the search for a
+// pool of the types sets.
 func validate(cfg sim.Config, types []string) error {
 	cfg.Pool, cfg.Rate = nil, 1
 	for _, t := range types {
@@ -441,8 +441,8 @@ func withFile(path string, do func(io.Writer) error) error {
 	return writeFile(path, do)
 }
 
-// print prints the report, which is nil or of what was found by then if there is an error,
-// and returns the error.
+// print prints the report and returns the error. With an error the report is nil, or has what was
+// found before the error.
 func (o *simOptions) print(cmd *cobra.Command, report *sim.Report, source *sim.Source,
 	err error) error {
 	if report == nil {

@@ -44,7 +44,7 @@ func (e *evaluation) readVersions() ([]*models.Version, error) {
 	return list, nil
 }
 
-// withTeacher puts the model of which the others are variants first.
+// withTeacher puts the model first that the others are variants of.
 func (e *evaluation) withTeacher(list []*models.Version) ([]*models.Version, error) {
 	of := func(v *models.Version) string {
 		if g := v.Config.Generated; g != nil && g.From != "" {

@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// teacher is the value of --against for the model of which the others are variants.
+	// teacher is the value of --against for the model that the others are variants of.
 	teacher     = "teacher"
 	defaultRows = 200_000
 	maxRows     = 100_000_000

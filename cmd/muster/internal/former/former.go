@@ -16,8 +16,8 @@ type Selector struct {
 	Of      string // the path of the command that had the flag, such as "muster plan"
 	Flag    string // without dashes
 	Command string // the name of the subcommand
-	// Prefix is how the flag's value begins where it selects the subcommand, of which the rest of
-	// the value is an argument now; "" of a flag without a value.
+	// Prefix begins those values of the flag that selected the subcommand; the rest of such a value
+	// is now the subcommand's argument. It is "" for a flag without a value.
 	Prefix string
 	Kept   bool // the subcommand has the flag, too, with the same values
 }

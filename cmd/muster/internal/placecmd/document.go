@@ -20,7 +20,7 @@ const largest = 1 << 30
 const faultsShown = 10
 
 // A document is a JSON file whose faults are told by their paths, as rates[3].qps. The functions of
-// an element return what is there; what is wrong they note, and go on.
+// an element return the value that is there; they note each fault and go on.
 type document struct {
 	name   string
 	faults []string

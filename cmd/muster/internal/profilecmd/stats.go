@@ -67,7 +67,8 @@ func medianError[T ~float64 | ~int64](x []T) float64 {
 	return 1.2533 * 1.4826 * median(deviations) / math.Sqrt(float64(len(x))) / m
 }
 
-// quantile is the least of the sorted values of which a share of q are no higher.
+// quantile is the smallest of the sorted values such that at least a share q of them are not
+// larger.
 func quantile[T cmp.Ordered](sorted []T, q float64) T {
 	return sorted[max(int(math.Ceil(q*float64(len(sorted))))-1, 0)]
 }

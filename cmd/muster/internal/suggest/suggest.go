@@ -17,7 +17,7 @@ func Near(name string, candidates []string) string {
 		fewest = max(2, fewest)
 	}
 	for _, c := range candidates {
-		// A candidate of which hardly a character is right is no suggestion.
+		// A candidate that shares hardly a character with the word is no suggestion.
 		if d := levenshtein.Distance(name, c, nil); d <= fewest && 2*d <= len(c) &&
 			(nearest == "" || d < fewest) {
 			nearest, fewest = c, d
