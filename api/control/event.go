@@ -105,7 +105,7 @@ func durationText(value string) string {
 	return timeText(d)
 }
 
-// releaseText makes a clause of why a release was made, which says what became of which version.
+// releaseText makes a clause of why a release was made; it says what became of each version.
 func releaseText(e *Event, why string) string {
 	is := func(key string) string { return "version " + e.detail(key) }
 	compared := is("current")

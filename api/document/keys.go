@@ -8,7 +8,7 @@ import (
 )
 
 // A Key is one that a mapping may have: how its value is read, and what people need to know of it.
-// A reader's table of keys is the one list of them, of which docs/configuration.md is made too.
+// A reader's table of keys is the only list of them; docs/configuration.md is made from it.
 type Key struct {
 	Name string
 	// Type says which values there are, with unit and range; Default what holds without the key, ""

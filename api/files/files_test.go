@@ -36,8 +36,9 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestDo: a call that does not end keeps nobody waiting for longer than his context and 2 s, what it
-// returns later is dropped, and no more calls begin than may hang at a time. Time is virtual.
+// TestDo: a call that does not end makes no caller wait for longer than the caller's context and 2
+// s; what it returns later is dropped, and no more calls begin than may hang at a time. Time is
+// virtual.
 func TestDo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := NewCalls(1)

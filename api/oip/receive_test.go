@@ -177,8 +177,8 @@ func TestDecodeCharges(t *testing.T) {
 	}
 }
 
-// TestReceiveQueryCharges: of a query on a stream, what is not kept is not counted, and what is
-// kept is counted until its release.
+// TestReceiveQueryCharges: bytes of a query on a stream that are not kept are not counted; those
+// that are kept are counted until its release.
 func TestReceiveQueryCharges(t *testing.T) {
 	large := &inference.ModelInferRequest{
 		ModelName: "m", Parameters: map[string]*inference.InferParameter{},

@@ -63,7 +63,7 @@ func (c *cursor) copyTo(dst []byte) {
 	}
 }
 
-// arriveTo is copyTo for a cursor of a message that still arrives: what has not arrived is read
+// arriveTo is copyTo for a cursor of a message that still arrives: the missing rest is read
 // straight into dst, if that is possible.
 func (c *cursor) arriveTo(dst []byte) {
 	n := min(len(dst), len(c.cur)+c.rest.Len())

@@ -104,5 +104,5 @@ func TCP(ctx context.Context, address string) (net.Conn, error) {
 	return conn, nil
 }
 
-// unacknowledged is how long a server may acknowledge nothing of what was sent.
+// unacknowledged is how long a server may take to acknowledge data.
 const unacknowledged = 3 * time.Second

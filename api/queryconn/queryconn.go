@@ -177,7 +177,7 @@ func writeParts(conn net.Conn, out []byte, message mem.BufferSlice) error {
 	return err
 }
 
-// encode returns the message, of which the wire form of nothing is not nil.
+// encode returns the message's wire form. That of an empty message is not nil.
 func encode(message any) (mem.BufferSlice, error) {
 	b, err := oip.Codec{}.Marshal(message)
 	if b == nil && err == nil {

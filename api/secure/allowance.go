@@ -50,13 +50,13 @@ type Part struct {
 // maxParts is above the number of any part: a gateway numbers its queries by fours.
 const maxParts = control.Numbering
 
-// PartOf returns the part of which an attempt is; ok is false if it is of a whole query.
+// PartOf returns the part that an attempt is for; ok is false if it is for a whole query.
 func PartOf(a control.Attempt) (p Part, ok bool) {
 	p = Part{a.Gateway, a.Sequence - a.Sequence%maxParts, uint(a.Sequence % maxParts)}
 	return p, a.Part != 0 && p.Number != 0
 }
 
-// splitQueries are the last queries of a client of which parts have come. The zero value has none.
+// splitQueries are a client's latest queries that came in parts. The zero value has none.
 type splitQueries struct {
 	of    map[splitID]*splitQuery
 	order []splitID // the oldest first
@@ -64,7 +64,7 @@ type splitQueries struct {
 
 type splitID struct{ gateway, query uint64 }
 
-// A splitQuery is a query of which parts have come.
+// A splitQuery is a query that came in parts.
 type splitQuery struct {
 	parts uint // a bit for each
 	rows  int  // theirs together

@@ -104,9 +104,8 @@ func (cs *connections) removeConnection(c *countedConn) {
 	cs.remove(c)
 }
 
-// noteName notes that the client of c has shown that it has this name. A client has as many
-// connections that count for it as a peer has of what no other client has; further ones stay
-// strangers'.
+// noteName notes that the client of c has shown that it has this name. A client's connections may
+// take the share freeShare of the places that no client has yet; further ones stay strangers'.
 func (cs *connections) noteName(c *countedConn, name string) {
 	if c.hasShown(name) {
 		return

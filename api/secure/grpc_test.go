@@ -548,8 +548,7 @@ func TestUnknownModels(t *testing.T) {
 	}
 }
 
-// TestSilentConnections: those who say nothing keep nobody out, and are named
-// once.
+// TestSilentConnections: connections that send nothing keep no client out, and are named once.
 func TestSilentConnections(t *testing.T) {
 	connections := 400
 	if os.Getenv("MUSTER_SLOW_TESTS") != "" {

@@ -382,7 +382,7 @@ func BenchmarkLoginAttempts(b *testing.B) {
 	}
 }
 
-// FuzzSession: what is no cookie of ours is not taken for one, and what is reads as it was written.
+// FuzzSession: a foreign cookie is refused, and a cookie of ours is read as it was written.
 func FuzzSession(f *testing.F) {
 	s := session{name: "ads", end: 1795386441, mac: bytes.Repeat([]byte{7}, 32)}
 	f.Add(s.String())

@@ -80,7 +80,7 @@ func (r *Reader) read(f *zip.File) (array tensor.Tensor, err error) {
 	}
 	want := int64(h.elements) * int64(h.size)
 	r.left -= want
-	// The header may claim what it likes: the memory grows with what there is.
+	// The header may claim any size: the memory grows with the bytes that are there.
 	data, err := io.ReadAll(io.LimitReader(content, want+1))
 	if err != nil {
 		return array, err
