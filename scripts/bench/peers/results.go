@@ -91,7 +91,7 @@ func appendResult(path string, x result) error {
 	return errors.Join(err, f.Close())
 }
 
-// print prints the tables of what is measured so far.
+// print prints the tables of the measurements so far.
 func (r *run) print() error {
 	all, err := readResults(r.resultsPath())
 	if err == nil {

@@ -23,7 +23,7 @@ var pools = []struct{ model, pool string }{
 	{"dien", "g4dn.xlarge=2,r5n.large=9"},
 }
 
-// firsts are the first seeds of the two sets, of which policies are tuned with the first.
+// firsts are the first seeds of the two sets. Policies are tuned with the first set.
 var firsts = []int{1, 1001}
 
 func main() {

@@ -173,7 +173,8 @@ func (n *Neighbours) TakenShares() (others, stolen float64) {
 	return now.takenShares(before)
 }
 
-// Look returns a note if others took much CPU time since the last call. It does so once at most.
+// Look returns a note if other processes took much CPU time since the last call. It returns one at
+// most.
 func (n *Neighbours) Look() string {
 	if n.told {
 		return ""

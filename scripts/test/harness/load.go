@@ -128,7 +128,7 @@ func (d *Driver) Stop() error {
 	return err
 }
 
-// StopAndReport is Stop with the report of what was sent.
+// StopAndReport stops the load and returns the report of its queries.
 func (d *Driver) StopAndReport() (*bench.Report, error) {
 	d.stopped.Store(true)
 	return d.Wait()
