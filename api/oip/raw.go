@@ -19,7 +19,8 @@ func IsRawTensor(header http.Header) bool { return header.Get(headerLength) == "
 // one dimension that may vary. If several may, the first, which is the batch size, is 1. A body for
 // an input of strings is one string. All outputs are answered as binary data.
 //
-// inputs are those of the model, without data; -1 in a shape is any size. Limits, errors and charge are those of [DecodeRequest].
+// inputs are those of the model, without data; -1 in a shape is any size. Limits, errors and charge
+// are those of [DecodeRequest].
 func DecodeRawTensor(r *http.Request, inputs []tensor.Tensor, limit int64,
 	charge *Charge) (*Request, error) {
 	if len(inputs) != 1 {
