@@ -194,7 +194,8 @@ func TestTritonFaults(t *testing.T) {
 		`max_batch_size: 4 model_warmup { batch_size: 8 }`: "model_warmup[0].batch_size is 8, " +
 			"expected at " +
 			"most max_batch_size, which is 4",
-		`input { name: "x" reshape { } } batch_input { } batch_output { }`: `input "x": reshape of dims [] to [], expected`,
+		`input { name: "x" reshape { } } batch_input { } batch_output { }`: `input "x": ` +
+			`reshape of dims [] to [], expected`,
 		`input { name: "x" allow_ragged_batch: true }`: "allow_ragged_batch " +
 			"is not supported",
 		`output { name: "y" is_shape_tensor: true }`:       "is_shape_tensor is not supported",

@@ -12,8 +12,8 @@ import (
 const largestTensor = 2 << 30
 
 // checkInputs checks that the inputs have the ports' data types and one batch size, except those that
-// belong to the query as a whole, and that their data has the length of their shapes, so that ONNX Runtime reads nothing beyond it. It returns the
-// batch size, which is 1 without a batch.
+// belong to the query as a whole, and that their data has the length of their shapes, so that ONNX
+// Runtime reads nothing beyond it. It returns the batch size, which is 1 without a batch.
 func checkInputs(ports []models.Port, inputs []tensor.Tensor, batchless bool) (batch int,
 	err error) {
 	if len(inputs) != len(ports) {

@@ -34,9 +34,11 @@ func biased(first int64) *onnx.Model {
 			{Name: "x", DataType: tensor.FP32, Shape: []int64{free, 2}},
 			{Name: "bias", DataType: tensor.FP32, Shape: []int64{first, 2}},
 		},
-		Outputs:      []onnx.Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{free, 2}}},
-		Initializers: []onnx.Initializer{{Name: "bias", DataType: tensor.FP32, Shape: []int64{1, 2}, Data: floats(2, 2)}},
-		Nodes:        []onnx.Node{{Op: "Add", Inputs: []string{"x", "bias"}, Outputs: []string{"y"}}},
+		Outputs: []onnx.Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{free, 2}}},
+		Initializers: []onnx.Initializer{
+			{Name: "bias", DataType: tensor.FP32, Shape: []int64{1, 2}, Data: floats(2, 2)},
+		},
+		Nodes: []onnx.Node{{Op: "Add", Inputs: []string{"x", "bias"}, Outputs: []string{"y"}}},
 	}
 }
 

@@ -29,6 +29,9 @@ import (
 const knownTypes = ", expected one of [BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 " +
 	"FP16 BF16 FP32 FP64 BYTES]"
 
+// floatForms are what JSON may have for a float, in errors.
+const floatForms = `a number, null, "NaN", "Infinity" or "-Infinity"`
+
 // post is a request with a body, of which the first header bytes are JSON;
 // header < 0: all of it, and no header says so.
 func post(body string, header int) *http.Request {
@@ -259,7 +262,7 @@ func TestDecodeRequestErrors(t *testing.T) {
 		{"trailing comma", data("FP32", "[2]", "[1,2,]"), "",
 			`decode JSON: input "x": byte 65: expected a value, found ']'`},
 		{"string for a number", data("FP32", "[1]", `["1"]`), "",
-			`input "x": data: element 0: byte 61: expected a number, null, "NaN", "Infinity" or "-Infinity", found '"'`},
+			`input "x": data: element 0: byte 61: expected ` + floatForms + `, found '"'`},
 		{"null for an integer", data("INT32", "[1]", `[null]`), "",
 			`input "x": data: element 0: byte 62: expected a number, found 'n'`},
 		{"null cut short", data("FP32", "[1]", `[nul]`), "",
@@ -267,9 +270,9 @@ func TestDecodeRequestErrors(t *testing.T) {
 		{"NaN for an integer", data("INT64", "[1]", `["NaN"]`), "",
 			`input "x": data: element 0: byte 62: expected a number, found '"'`},
 		{"infinity in short", data("FP32", "[1]", `["Inf"]`), "",
-			`input "x": data: element 0: byte 61: expected a number, null, "NaN", "Infinity" or "-Infinity", found '"'`},
+			`input "x": data: element 0: byte 61: expected ` + floatForms + `, found '"'`},
 		{"more than NaN", data("FP64", "[1]", `["NaN "]`), "",
-			`input "x": data: element 0: byte 61: expected a number, null, "NaN", "Infinity" or "-Infinity", found '"'`},
+			`input "x": data: element 0: byte 61: expected ` + floatForms + `, found '"'`},
 		{"minus NaN", data("FP32", "[1]", `[-NaN]`), "",
 			`decode JSON: input "x": byte 62: expected a value, found 'N'`},
 		{"leading zero", data("INT64", "[1]", `[01]`), "",

@@ -78,9 +78,10 @@ func TestSimBadInput(t *testing.T) {
 		"--model rm2 --rate 5 --load 1:1" + pool:         "DURATION:FACTOR",
 		"throughput --model rm2 --rate 5" + pool: `it is a flag of "muster sim", ` +
 			`"muster sim day", "muster sim faults"`,
-		"throughput --model rm2 --log x" + pool:                         "unknown flag: --log",
-		"faults --model rm2 --rate 5" + pool:                            "give --fault",
-		"--model rm2 --rate 5 --fits 1" + pool:                          `it is a flag of "muster sim day", "muster sim place"`,
+		"throughput --model rm2 --log x" + pool: "unknown flag: --log",
+		"faults --model rm2 --rate 5" + pool:    "give --fault",
+		"--model rm2 --rate 5 --fits 1" + pool: `it is a flag of ` +
+			`"muster sim day", "muster sim place"`,
 		"--model rm2 --policy oracle --rate 5" + pool:                   "oracle",
 		"--model rm2 --rate 5 --seeds 2 --log " + dir + "/log" + pool:   "one run",
 		"--model rm2 --rate 5 --samples no-such" + pool:                 "no-such",

@@ -75,8 +75,9 @@ func ReadSignature(path string) (*Signature, error) {
 }
 
 // Batchless returns why the model has no batch dimension: the first dimension of one of its inputs,
-// or of all outputs, has a fixed size, or no input has one. It returns "" otherwise. Beside an output with rows, another
-// one may have something else: LightGBM's exporter declares a label for each row as [1].
+// or of all outputs, has a fixed size, or no input has one. It returns "" otherwise. Beside an output
+// with rows, another one may have something else: LightGBM's exporter declares a label for each row
+// as [1].
 func (s *Signature) Batchless() string {
 	why := func(role string, p *Port) string {
 		return fmt.Sprintf("%s %q has shape %v with a fixed first dimension of %d; to "+
