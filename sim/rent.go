@@ -111,11 +111,6 @@ type rentedFleet struct {
 	run *run
 }
 
-// Ready implements [renting.Fleet].
-func (f rentedFleet) Ready(lane int) bool {
-	return f.run.placed == nil || f.run.placed.Holds(lane)
-}
-
 // Start implements [renting.Fleet]: an agent holds what the planner asks it for, and all that its
 // lane can run where nothing is placed.
 func (f rentedFleet) Start(lane int) {

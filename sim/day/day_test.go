@@ -196,6 +196,25 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 	}
 }
 
+// TestSpotMachinesDoNotStay: where the provider takes spot machines again and again, the joint leader
+// returns what it does not need when the load falls, though the planner asks some machines for
+// nothing.
+func TestSpotMachinesDoNotStay(t *testing.T) {
+	c := small(t, 1)
+	c.Sim.Models = bestOnly(c.Sim.Models)
+	c.Sim.Rate, c.Renting.Speed, c.Renting.Length = 200, 960, 12*time.Hour
+	c.Curves[0].shift = 12 * time.Hour // it falls
+	c.Renting.Choose.Types = map[profiles.InstanceType]choose.Limits{"g4dn.xlarge": {}, "r5n.large": {}}
+	c.Renting.Choose.MaxPrice, c.Renting.Rent.MaxPrice = 20, 20
+	c.Renting.Choose.SpotShare, c.Renting.Choose.MaxPool, c.Renting.SpotLosses = .5, .3, .5
+	r := mustRun(t, c, Joint)
+	first, last := r.Windows[3], r.Windows[len(r.Windows)-1]
+	if last.Machines > first.Machines/2 || r.SpotTaken == 0 {
+		t.Errorf("%.1f machines at %.0f queries/s, and %.1f at %.0f; %d spot machines were taken",
+			first.Machines, first.Rate, last.Machines, last.Rate, r.SpotTaken)
+	}
+}
+
 // TestBill: no part of a day costs more than the limit and the kept machines, whatever the provider
 // takes and whoever is killed; the parts add up, all queries are counted, and spot machines make the
 // day cheaper.

@@ -281,9 +281,6 @@ func (p *Planner) Count(family int, arrived uint64) {
 // Begin says that a lane's agent has begun again, and holds nothing.
 func (p *Planner) Begin(lane int) { p.lanes[lane].held = nil }
 
-// Holds reports whether a lane holds any variant.
-func (p *Planner) Holds(lane int) bool { return len(p.lanes[lane].held) > 0 }
-
 // Arrived counts a query.
 func (p *Planner) Arrived(family int) { p.snapshot.Families[family].Arrived++ }
 

@@ -101,8 +101,6 @@ type Lane struct {
 type Fleet interface {
 	Leader() uint64
 	Agent(lane int) fleet.AgentState
-	// Ready reports whether a lane's agent has what it needs to answer queries.
-	Ready(lane int) bool
 	Start(lane int)
 	Drain(lane int)
 	Kill(lane int)
