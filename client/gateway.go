@@ -71,8 +71,9 @@ type query struct {
 	version int64 // 0 means the one that was released, else the newest
 	tried   int64 // the version of the last attempt, if it was released; else 0
 	// family is what the query names, nil for a model. least is the least accuracy that it demands.
-	family *fleetFamily
-	least  float64
+	family    *fleetFamily
+	least     float64
+	loadShare float64 // as [oip.Request.LoadShare]
 	// splitFor is the variant that the parts of a query that names a family are for; empty of
 	// others.
 	splitFor queries.ChosenVariant
@@ -333,8 +334,10 @@ func (g *Gateway) Leader() names.AgentName {
 // the model's, within the bound of [oip.Timeout]. Errors are gRPC's: those that a worker or the
 // leader answered, or
 //
-//   - NotFound: no member holds the model, the version, or a variant of the family that is as
-//     accurate as req demands
+//   - NotFound: no member has the model, the version, or a variant of the family that is as
+//     accurate as req demands, on its disk
+//   - FailedPrecondition: no member holds it, one could load it, and the client has no right to
+//     have models loaded
 //   - InvalidArgument: the query names a version of a family
 //   - Unavailable: the members that hold it are draining, or attempts have failed
 //   - DeadlineExceeded, Canceled: ctx has ended, or the gateway was closed
@@ -368,7 +371,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	q := &query{
 		Query: queries.Query{Arrival: g.timeOf(arrival)}, model: req.Model, version: version,
 		batch:  1,
-		family: family, least: req.LeastAccuracy,
+		family: family, least: req.LeastAccuracy, loadShare: req.LoadShare,
 		wake: wakeup.New(), trace: newQueryTrace(ctx),
 	}
 	q.Tag = q

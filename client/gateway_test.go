@@ -778,7 +778,7 @@ func TestNoSuchModel(t *testing.T) {
 		g.SetView(v)
 		for model, want := range map[string]codes.Code{ // wait until a leader has it loaded
 			"family": codes.DeadlineExceeded, "lone": codes.DeadlineExceeded,
-			"variant": codes.NotFound, "other": codes.NotFound,
+			"variant": codes.DeadlineExceeded, "other": codes.NotFound,
 		} {
 			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			req := sumQuery(1)

@@ -214,7 +214,9 @@ func rejectionError(r *control.Reject) error {
 	code, reason, wait := codes.ResourceExhausted, "overloaded", time.Duration(r.GetRetryAfterNs())
 	switch r.GetReason() {
 	case match.UnknownModel.String(), match.LeastAccuracy.String():
-		code, reason = codes.NotFound, "not_found"
+		if code, reason = codes.NotFound, "not_found"; r.GetLoadable() {
+			code = codes.FailedPrecondition
+		}
 	case match.BadBatchSize.String():
 		code, reason = codes.InvalidArgument, "invalid"
 	case match.DeadlinePassed.String():
@@ -268,6 +270,7 @@ func (g *Gateway) nextMessage() *control.GatewayMessage {
 			Bytes:    q.bytes,
 			WaitedNs: int64(s.Waited), TimeLeftNs: int64(s.TimeLeft), Attempts: s.Attempts,
 			Agent: string(s.Agent), Lane: s.Lane, Splits: true, LeastAccuracy: q.least,
+			LoadShare: q.loadShare,
 		}
 		q.trace.noteSubmit(m.Submit[i])
 	}

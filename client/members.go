@@ -34,7 +34,7 @@ type fleetFamily struct {
 	fleetVersion
 }
 
-// A fleetModel is a model that members hold, or that is in no family and may be loaded.
+// A fleetModel is a model that members hold, or that may be loaded.
 type fleetModel struct {
 	newest int64 // version for queries that name none
 	// leaving is the newest version that only draining members hold, or that members may load. It
@@ -72,8 +72,7 @@ func newMembers(v *control.View) *members {
 	for _, member := range v.GetMembers() {
 		for _, could := range member.GetLoadable() {
 			held := m.models[could.GetName()]
-			if could.GetFamily() == "" && !member.GetDraining() && (held == nil ||
-				held.newest == 0) {
+			if !member.GetDraining() && (held == nil || held.newest == 0) {
 				m.versionOf(could).loadable = true
 				held = m.models[could.GetName()]
 				held.leaving = max(held.leaving, could.GetVersion())

@@ -20,6 +20,8 @@ type FamilyCount struct {
 	WaitingLate          int // of those that wait for a lane now
 	// Models are its versions.
 	Models []ModelID
+	// Classes count those of Arrived that only some of the models may answer.
+	Classes []ClassCount
 }
 
 // earlier is how long a query has waited that arrived under the leader before: after a takeover,
@@ -74,6 +76,7 @@ func (s *State) FamilyCounts() []FamilyCount {
 	out := make([]FamilyCount, 0, len(all))
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		slices.SortFunc(all[name].Models, ModelID.compareTo)
+		all[name].Classes = s.classesOf(name)
 		out = append(out, *all[name])
 	}
 	return out

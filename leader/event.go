@@ -35,8 +35,8 @@ const (
 	// GatewayLost: Gateway. The gateway's stream has ended.
 	GatewayLost
 	// Submitted: Gateway, Sequence, Attempt (how many attempts were made), Model, LeastAccuracy,
-	// BatchSize, Waited, TimeLeft, Splits, Denied, RetryAfter, Tag, TagSize. If the last attempt
-	// still runs or is on its way: also Agent and Lane, where it is.
+	// LoadShare, BatchSize, Waited, TimeLeft, Splits, Denied, RetryAfter, Tag, TagSize. If the last
+	// attempt still runs or is on its way: also Agent and Lane, where it is.
 	Submitted
 	// Cancelled: Gateway, Sequence. The gateway has decided the query's outcome.
 	Cancelled
@@ -78,7 +78,10 @@ type Event struct {
 	// LeastAccuracy is the least accuracy of the variants that may answer the query, in [0, 1]; 0
 	// means that any may.
 	LeastAccuracy float64
-	BatchSize     int
+	// LoadShare is the share of the agents, in [0, 1], that may hold a model only because clients
+	// with the right to have models loaded ask for it; 0: the query's client has no such right.
+	LoadShare float64
+	BatchSize int
 	// Waited is how long the query had waited when it was submitted. TimeLeft is how long after now
 	// it is dropped: 0 means never, a negative value at once.
 	Waited, TimeLeft time.Duration

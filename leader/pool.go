@@ -100,6 +100,7 @@ func (s *State) viewChanged(members []*Member) {
 		to[m.ModelID] = settings
 	}
 	loadableBest, serving := accuracy.Best{}, []*Model{}
+	loaders := map[ModelID][]names.AgentName{}
 	for _, described := range members {
 		s.view[described.Name] = described
 		if m := s.members[described.Name]; m != nil && m.Revision > described.Revision {
@@ -115,6 +116,7 @@ func (s *State) viewChanged(members []*Member) {
 		for i := range described.Loadable {
 			if m := &described.Loadable[i]; !described.Draining {
 				learn(could, m)
+				loaders[m.ModelID] = append(loaders[m.ModelID], described.Name)
 				loadableBest.Add(m.Family, m.Accuracy)
 			}
 		}
@@ -138,6 +140,7 @@ func (s *State) viewChanged(members []*Member) {
 	// member serves wait for a load.
 	before := s.onDisk
 	s.loadable, s.onDisk = map[ModelID]bool{}, map[ModelID]bool{}
+	s.loaders = loaders
 	for id, settings := range could {
 		if _, held := said[id]; held {
 			continue

@@ -57,6 +57,9 @@ type query struct {
 	asked    ModelID // as its gateway names it
 	byFamily bool    // asked is a family
 	accuracy float64 // the least that its answer must have
+	// loadShare is the share of the agents that may hold a model only because its client asks for
+	// it; 0: its client has no right to have models loaded.
+	loadShare float64
 	// model is the version that answers; nil if that is unknown, or open because a family is asked.
 	model    *heldModel
 	batch    int
@@ -238,6 +241,7 @@ func (s *State) handleSubmit(g *gateway, e *Event) {
 		gateway: g, sequence: e.Sequence, asked: e.Model, batch: e.BatchSize, attempts: e.Attempt,
 		agent: e.Agent, lane: e.Lane, waited: e.Waited, timeLeft: e.TimeLeft, tag: e.Tag,
 		tagSize: e.TagSize, splits: e.Splits, accuracy: e.LeastAccuracy,
+		loadShare: e.LoadShare,
 	}
 	s.submit(q)
 }
@@ -274,6 +278,9 @@ func (s *State) submit(q *query) {
 			Wait: fullRetryAfter,
 		}
 		s.rejectQuery(q, &d)
+		return
+	}
+	if !s.admitLoad(q) {
 		return
 	}
 	if q.attempts == 0 {

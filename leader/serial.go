@@ -109,6 +109,7 @@ var (
 			flagField("splits", func(e *Event) *bool { return &e.Splits }),
 			lines.ShareField("least_accuracy",
 				func(e *Event) *float64 { return &e.LeastAccuracy }),
+			lines.ShareField("load_share", func(e *Event) *float64 { return &e.LoadShare }),
 			agentField, laneField,
 			lines.TextField("denied", func(e *Event) *string { return &e.Denied }),
 			lines.DurationField("retry_after",

@@ -75,6 +75,8 @@ type State struct {
 	// stay in models. loadable are those of them for which any query may wait: no member serves
 	// them or their family.
 	onDisk, loadable map[ModelID]bool
+	loaders          map[ModelID][]names.AgentName // the members that could load a model
+	classes          map[classKey]*demandClass
 	// unbound counts, by family, the queries for it that failed.
 	unbound map[string]*heldModel
 	counts  map[string]*FamilyCount // by family; without what is known of its models
@@ -172,6 +174,7 @@ func NewState(cfg Config) (*State, error) {
 		latencies: map[names.TableKey]*Latency{}, slow: map[names.AgentName]names.LaneType{},
 		factors: map[names.AgentName]float64{}, families: map[string][]*heldModel{},
 		best: accuracy.Best{}, loadableBest: accuracy.Best{},
+		classes: map[classKey]*demandClass{},
 		unbound: map[string]*heldModel{}, counts: map[string]*FamilyCount{},
 	}
 	s.ahead.fixed, s.aheadMost = cfg.Ahead, math.MaxInt64

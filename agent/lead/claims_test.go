@@ -20,6 +20,7 @@ type oneClient string
 func (c oneClient) Client(context.Context) string                      { return string(c) }
 func (c oneClient) Identity(context.Context) string                    { return string(c) }
 func (oneClient) MayQuery(context.Context, string) error               { return nil }
+func (oneClient) LoadShare(context.Context) float64                    { return 0 }
 func (oneClient) Query(context.Context, secure.Way, int64) error       { return nil }
 func (oneClient) Bytes(context.Context, secure.Way, int64, bool) error { return nil }
 

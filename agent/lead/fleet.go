@@ -70,6 +70,9 @@ type Clients interface {
 	Identity(context.Context) string
 	// MayQuery returns nil if the caller may query the model, else an error with the reason.
 	MayQuery(ctx context.Context, model string) error
+	// LoadShare is the share of the agents that may hold models only because the caller asks for
+	// them; 0: it has no right to have models loaded.
+	LoadShare(ctx context.Context) float64
 	// Query counts a query of the caller, with the number of its bytes that are known so far. It
 	// returns an error if the query exceeds the caller's limits.
 	Query(ctx context.Context, w secure.Way, bytes int64) error

@@ -3,6 +3,7 @@ package lead
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -40,8 +41,10 @@ type gateway struct {
 	// mayQuery returns nil if the gateway's client may query the model, else the reason. A nil
 	// function allows every model.
 	mayQuery func(model string) error
-	client   string // the name of the gateway's client; "": it has no name or is an agent
-	owner    string // who has opened the stream, by Clients.Identity; "": it is not known
+	// loadShare is the client's right to have models loaded, as [secure.Guard.LoadShare].
+	loadShare func() float64
+	client    string // the name of the gateway's client; "": it has no name or is an agent
+	owner     string // who has opened the stream, by Clients.Identity; "": it is not known
 	// count counts a query of the gateway's client against its limits, or returns why it exceeds
 	// them. It is nil if the client has no name.
 	count func(bytes uint64) error
@@ -69,9 +72,10 @@ func (l *Leader) Match(s control.Stream[control.MatchMessage, control.GatewayMes
 	}
 	ctx, cut := context.WithCancelCause(s.Context())
 	defer cut(nil)
-	g := &gateway{wake: wakeup.New(), cut: cut}
+	g := &gateway{wake: wakeup.New(), cut: cut, loadShare: func() float64 { return 0 }}
 	if who := l.config.Clients; who != nil {
 		g.owner = who.Identity(s.Context())
+		g.loadShare = func() float64 { return who.LoadShare(s.Context()) }
 		g.client, g.mayQuery = who.Client(s.Context()), func(model string) error {
 			return who.MayQuery(s.Context(), model)
 		}
@@ -385,6 +389,35 @@ func minAccuracy(s *control.Submit) float64 {
 	return 0
 }
 
+// loadShareOf is the share of the agents that may hold models only because clients ask for them that
+// have the right of the submit's client; 0: it has no such right. An agent's gateway says what its
+// client may; what another gateway says counts for nothing.
+func (g *gateway) loadShareOf(s *control.Submit) float64 {
+	if g.sdk {
+		return g.loadShare()
+	}
+	if share := s.GetLoadShare(); share > 0 && share <= 1 {
+		return share
+	}
+	return 0
+}
+
+// loadTimeOf says how long agents took to load a model; "" if that is not known.
+func (t *term) loadTimeOf(id leader.ModelID) string {
+	took := time.Duration(0)
+	for _, state := range t.layouts {
+		for _, m := range state.GetAvailable() {
+			if m.GetName() == id.Name && m.GetVersion() == id.Version {
+				took = max(took, control.Duration(m.GetLoadNs()))
+			}
+		}
+	}
+	if took == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; the load took %v", took.Round(max(time.Millisecond, took/100)))
+}
+
 // submit passes a query that a gateway submitted to the state, as a Submitted event.
 func (t *term) submit(g *gateway, s *control.Submit) {
 	revokeSplit(g.out, s.GetSequence())
@@ -400,6 +433,7 @@ func (t *term) submit(g *gateway, s *control.Submit) {
 		Lane:          int(s.GetLane()),
 		Splits:        s.GetSplits(),
 		LeastAccuracy: minAccuracy(s),
+		LoadShare:     g.loadShareOf(s),
 		TagSize:       len(s.GetTraceparent()) + len(s.GetTracestate()),
 	}
 	if e.TimeLeft = -1; s.GetTimeLeftNs() >= 0 {

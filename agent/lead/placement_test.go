@@ -66,6 +66,49 @@ func TestPlaced(t *testing.T) {
 	})
 }
 
+// TestNeedsLoad: what agents hold answers queries. One that only a model on their disks may answer is
+// FAILED_PRECONDITION, and says which model and whose disks; what is on no disk is NOT_FOUND.
+func TestNeedsLoad(t *testing.T) {
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
+		s := &agenttest.Script{Most: 1}
+		variants := f.Variants(time.Millisecond, agenttest.Both)
+		agents := []*agenttest.Member{
+			f.Start(variants, f.Placed(s, "ncf-int8/1")),
+			f.Start(variants, f.Placed(s, "ncf-int8/1")),
+		}
+		f.Settled(agents...)
+		f.Family("rank", "ncf-int8", agents...)
+		f.Led(agents...)
+		a, b := string(agents[0].AgentName()), string(agents[1].AgentName())
+		f.Hold(map[string]string{a: "ncf-int8/1", b: "ncf-int8/1"}, agents...)
+		const precondition = codes.FailedPrecondition
+		expect := func(name string, least float64, want codes.Code, words ...string) {
+			f.Helper()
+			for _, x := range agents {
+				_, err := x.OIP.ModelInfer(f.Context(), agenttest.NewRequest(name, least))
+				if status.Code(err) != want {
+					f.Errorf("%s, %s of %v: %v, want %v", x.Host, name, least, err, want)
+				}
+				for _, word := range words {
+					if err != nil && !strings.Contains(err.Error(), word) {
+						f.Errorf("%s, %s of %v: %v, want %q in it", x.Host, name, least, err, word)
+					}
+				}
+			}
+		}
+		expect("rank", .95, codes.OK)
+		expect("rank", .99, precondition, "ncf has 1", "could load it", a, b)
+		expect("ncf", 0, precondition, "no agent holds model ncf", a, b)
+		expect("ncg", 0, codes.NotFound)
+		want := map[string]string{a: "ncf/1", b: "ncf-int8/1"}
+		s.Want(want)
+		f.Hold(want, agents...)
+		f.Family("rank", "ncf ncf-int8", agents...)
+		expect("rank", .99, codes.OK)
+		expect("ncf", 0, codes.OK)
+	})
+}
+
 // TestPlacedFailover: agents whose leader dies in the middle of a change keep what they hold
 // until another leads; it knows the placement, goes on, and no agent takes an older layout.
 func TestPlacedFailover(t *testing.T) {

@@ -366,8 +366,9 @@ func (t *term) sendDecision(a *leader.Action) {
 		out.Assign = append(out.Assign, assign)
 	case leader.Reject:
 		out.Reject = append(out.Reject, &control.Reject{
-			Sequence: d.Query.Sequence, Reason: d.Reason.String(), Message: a.Message,
-			RetryAfterNs: int64(d.Wait),
+			Sequence: d.Query.Sequence, Reason: d.Reason.String(),
+			Message:      a.Message + t.loadTimeOf(a.Loadable),
+			RetryAfterNs: int64(d.Wait), Loadable: a.Loadable != leader.ModelID{},
 		})
 	case leader.Split:
 		split := &control.Split{Sequence: d.Query.Sequence, Rows: make([]uint32, len(d.Rows))}

@@ -131,7 +131,9 @@ func ofStatus(s *status.Status) Outcome {
 			f.RetryAfter = max(f.RetryAfter, drainRetryAfter)
 		}
 	case codes.FailedPrecondition:
-		f.HTTPStatus, f.Reason = http.StatusBadRequest, "load"
+		if f.HTTPStatus = http.StatusBadRequest; f.Reason != "not_found" { // of a query
+			f.Reason = "load"
+		}
 	case codes.ResourceExhausted:
 		f.HTTPStatus, f.RetryAfter = http.StatusTooManyRequests,
 			max(time.Millisecond, oip.RetryAfter(s))

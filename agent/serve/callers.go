@@ -10,7 +10,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/muster-serve/muster/agent/outcome"
@@ -49,6 +48,15 @@ func (c Callers) MayQuery(ctx context.Context, model string) error {
 	return c.Guard.MayQuery(ctx, model)
 }
 
+// LoadShare is the share of the agents that may hold models only because the caller asks for them;
+// 0: it has no right to have models loaded.
+func (c Callers) LoadShare(ctx context.Context) float64 {
+	if isLocal(ctx) {
+		return 0
+	}
+	return c.Guard.LoadShare(ctx)
+}
+
 // visibilityOf returns a function that reports whether the caller of the call with context ctx may
 // know of a model; for the model "", whether it may know of every model.
 func (s *Server) visibilityOf(ctx context.Context) func(model string) bool {
@@ -61,7 +69,7 @@ func (s *Server) visibilityOf(ctx context.Context) func(model string) bool {
 // without the list.
 func (s *Server) hideNames(ctx context.Context, err error) error {
 	if err == nil || !errors.Is(err, models.ErrNotFound) &&
-		outcome.Of(err).Code != codes.NotFound {
+		outcome.Of(err).Reason != "not_found" {
 		return err
 	}
 	sees := s.visibilityOf(ctx)

@@ -29,7 +29,7 @@ func (s *Server) answerQuery(ctx context.Context, req *oip.Request, arrival time
 	defer req.Release()
 	model, version, target := s.askedVersion(req.Model, req.Version)
 	s.config.Counts.Arrived(model, version)
-	req.Answer = answers
+	req.Answer, req.LoadShare = answers, Callers{s.config.Guard}.LoadShare(ctx)
 	resp, err = s.config.Gateway.Infer(ctx, req, arrival)
 	if err != nil {
 		err = s.whileStarting(err)

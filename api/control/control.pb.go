@@ -3552,6 +3552,10 @@ type Submit struct {
 	// sequence numbers that are multiples of 4; the numbers between are those of parts.
 	Splits        bool    `protobuf:"varint,13,opt,name=splits,proto3" json:"splits,omitempty"`
 	LeastAccuracy float64 `protobuf:"fixed64,14,opt,name=least_accuracy,json=leastAccuracy,proto3" json:"least_accuracy,omitempty"` // of the model that answers, in (0, 1]; 0: any
+	// load_share is the share of the agents, in (0, 1], that may hold a model only because clients
+	// with the right to have models loaded ask for it; 0: the query's client has no such right. A
+	// leader believes it of agents' gateways only; older leaders ignore it.
+	LoadShare     float64 `protobuf:"fixed64,15,opt,name=load_share,json=loadShare,proto3" json:"load_share,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3680,6 +3684,13 @@ func (x *Submit) GetSplits() bool {
 func (x *Submit) GetLeastAccuracy() float64 {
 	if x != nil {
 		return x.LeastAccuracy
+	}
+	return 0
+}
+
+func (x *Submit) GetLoadShare() float64 {
+	if x != nil {
+		return x.LoadShare
 	}
 	return 0
 }
@@ -4001,6 +4012,7 @@ type Reject struct {
 	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"` // as leader/match names it
 	Message       string                 `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
 	RetryAfterNs  int64                  `protobuf:"varint,4,opt,name=retry_after_ns,json=retryAfterNs,proto3" json:"retry_after_ns,omitempty"` // > 0 where another try may help
+	Loadable      bool                   `protobuf:"varint,5,opt,name=loadable,proto3" json:"loadable,omitempty"`                               // no agent holds what would answer the query, and one could load it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4061,6 +4073,13 @@ func (x *Reject) GetRetryAfterNs() int64 {
 		return x.RetryAfterNs
 	}
 	return 0
+}
+
+func (x *Reject) GetLoadable() bool {
+	if x != nil {
+		return x.Loadable
+	}
+	return false
 }
 
 // OfferAgain: the attempt is void; the query waits at the leader again.
@@ -8034,7 +8053,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\rR\bprotocol\x12\x14\n" +
 	"\x05agent\x18\x03 \x01(\tR\x05agent\x12'\n" +
-	"\x0fnewest_protocol\x18\x04 \x01(\rR\x0enewestProtocol\"\x8f\x03\n" +
+	"\x0fnewest_protocol\x18\x04 \x01(\rR\x0enewestProtocol\"\xae\x03\n" +
 	"\x06Submit\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x18\n" +
@@ -8054,7 +8073,9 @@ const file_control_control_proto_rawDesc = "" +
 	"tracestate\x18\f \x01(\tR\n" +
 	"tracestate\x12\x16\n" +
 	"\x06splits\x18\r \x01(\bR\x06splits\x12%\n" +
-	"\x0eleast_accuracy\x18\x0e \x01(\x01R\rleastAccuracy\"\xad\x03\n" +
+	"\x0eleast_accuracy\x18\x0e \x01(\x01R\rleastAccuracy\x12\x1d\n" +
+	"\n" +
+	"load_share\x18\x0f \x01(\x01R\tloadShare\"\xad\x03\n" +
 	"\fMatchMessage\x12\x1a\n" +
 	"\breceived\x18\x01 \x01(\x04R\breceived\x121\n" +
 	"\x06assign\x18\x02 \x03(\v2\x19.muster.control.v1.AssignR\x06assign\x121\n" +
@@ -8085,12 +8106,13 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05model\x18\t \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\n" +
 	" \x01(\x03R\aversion\x12\x1a\n" +
-	"\baccuracy\x18\v \x01(\x01R\baccuracy\"|\n" +
+	"\baccuracy\x18\v \x01(\x01R\baccuracy\"\x98\x01\n" +
 	"\x06Reject\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12$\n" +
-	"\x0eretry_after_ns\x18\x04 \x01(\x03R\fretryAfterNs\"Z\n" +
+	"\x0eretry_after_ns\x18\x04 \x01(\x03R\fretryAfterNs\x12\x1a\n" +
+	"\bloadable\x18\x05 \x01(\bR\bloadable\"Z\n" +
 	"\n" +
 	"OfferAgain\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x18\n" +

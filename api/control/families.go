@@ -19,6 +19,8 @@ type Family struct {
 	// Loadable is whether a member that does not drain may be told to load a model of it. If no
 	// member holds one, Variants are those.
 	Loadable bool
+	// BestLoadable is the most accurate of these models; nil if there is none.
+	BestLoadable *Model
 }
 
 // A Variant is a model of a family.
@@ -96,6 +98,9 @@ func addLoadable(families map[string]*Family, members []*Member, best accuracy.B
 				families[f.Name], unheld[f.Name] = f, f
 			}
 			f.Loadable = true
+			if f.BestLoadable == nil || m.KnownAccuracy() > f.BestLoadable.KnownAccuracy() {
+				f.BestLoadable = m
+			}
 			if unheld[f.Name] != nil {
 				f.add(Variant{m, false})
 			}
@@ -144,15 +149,16 @@ func (f *Family) LargestBatchSize() uint32 {
 }
 
 // Refuses says why no variant answers a query that names the given version, "" for none, and the
-// least accuracy, 0 for any; empty if one does. invalid is whether the query is wrong for every
-// fleet.
+// least accuracy, 0 for any; empty if one does, or would once it is loaded, which the leader decides
+// on. invalid is whether the query is wrong for every fleet.
 func (f *Family) Refuses(version string, least float64) (why string, invalid bool) {
 	if version != "" {
 		return fmt.Sprintf("version %.64q of %q, which is a family, and families have no "+
 			"versions; name one of its models: %s", version, f.Name,
 			strings.Join(f.Names(), ", ")), true
 	}
-	if best := f.Variants[0]; best.KnownAccuracy() < least {
+	if best := f.Variants[0]; best.KnownAccuracy() < least && (f.BestLoadable == nil ||
+		f.BestLoadable.KnownAccuracy() < least) {
 		return fmt.Sprintf("no variant of family %q reaches min_accuracy %v; the most accurate "+
 			"is %s with %v", f.Name, least, best.GetName(), best.KnownAccuracy()), false
 	}

@@ -36,6 +36,9 @@ type Request struct {
 	Inputs     []tensor.Tensor
 	// Outputs names the outputs to return, in their order; empty means all outputs.
 	Outputs []RequestedOutput
+	// LoadShare is set by an agent that serves the client: the share of the agents that may hold a
+	// model only because such clients ask for it; 0: the client has no right to have models loaded.
+	LoadShare float64
 	// TrialSize is set by a gateway: the batch size of a query for a model with a canary that names
 	// no version, else 0. If the query has failed, Tried is the version that it was for.
 	TrialSize int

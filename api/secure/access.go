@@ -46,6 +46,9 @@ type grant struct {
 	models  map[string]bool
 	control map[Control]bool
 	limits  *allowance // nil: no limits
+	// loadShare is the share of the agents that may hold a model only because this client asks for
+	// it; 0: the client has no right to have models loaded.
+	loadShare float64
 }
 
 // DefaultAccess returns rules that let every client query every model, and only the client "admin"
@@ -68,6 +71,7 @@ func DefaultAccess() *Access {
 //	clients:
 //	  ads:                      # the name in a certificate, or of an API key
 //	    models: [ncf, wnd]      # which it may query; "*" is all
+//	    load_share: .1          # of the agents, which may hold a model only because it asks for it
 //	    control: [load, unload] # of load, unload, drain, plan, keys, events, metrics, fleet
 //	    limits:                 # how much it may use of each agent; none, without
 //	      queries_per_second: 200
@@ -132,7 +136,7 @@ func (p *accessParser) parseMapping(n *yaml.Node, want string, each func(key, va
 func (p *accessParser) parseGrant(client string, n *yaml.Node) grant {
 	g := grant{models: map[string]bool{}, control: map[Control]bool{}}
 	keys := p.grantKeys(client, &g)
-	p.parseMapping(n, "{models: [...], control: [...], limits: {...}}",
+	p.parseMapping(n, "{models: [...], control: [...], load_share: ..., limits: {...}}",
 		func(key, value *yaml.Node) {
 			if k := document.FindKey(keys, key.Value); k != nil {
 				k.Read(key.Value, value)

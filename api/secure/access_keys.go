@@ -62,6 +62,23 @@ func (p *accessParser) grantKeys(client string, g *grant) []document.Key {
 			},
 		},
 		{
+			Name: "load_share", Type: "number above 0, at most 1",
+			Default: "no right to have models loaded",
+			Meaning: "the client's queries that demand more accuracy than any variant that is held " +
+				"has, or name a model of a family that no agent holds, wait until the " +
+				"[leader](placement.md) has had one loaded, and count as demand. At most this share " +
+				"of the agents, and at least one, holds models only for such queries. Agents of " +
+				"before this key refuse a file that has it: upgrade all of them first.",
+			Read: func(_ string, n *yaml.Node) {
+				share, err := strconv.ParseFloat(n.Value, 64)
+				if g.loadShare = share; n.Kind != yaml.ScalarNode || err != nil ||
+					!(share > 0 && share <= 1) {
+					p.Fault(n, "client %q: load_share: %.40q, want a number above 0, at most 1",
+						client, n.Value)
+				}
+			},
+		},
+		{
 			Name: "limits", Type: "mapping", Default: "no limits",
 			Meaning: "how much the client may use of each agent. Under `\"*\"` each client has them " +
 				"by itself.",

@@ -82,7 +82,11 @@ func TestParseAccess(t *testing.T) {
 		{"clients that are a list", "clients: [a]", "access:1: want lines of"},
 		{"grant that is a list", "clients:\n  ads: [ncf]\n", "access:2: want {models"},
 		{"unknown right", "clients:\n  ads: {model: [ncf]}\n",
-			`access:2: unknown key "model", want models, control or limits`},
+			`access:2: unknown key "model", want models, control, load_share or limits`},
+		{"load_share of more than all", "clients:\n  ads: {load_share: 1.5}\n",
+			`access:2: client "ads": load_share: "1.5", want a number above 0, at most 1`},
+		{"load_share that is no number", "clients:\n  ads: {load_share: [1]}\n",
+			`access:2: client "ads": load_share: "", want a number above 0, at most 1`},
 		{"unknown control", "clients:\n  ads: {control: [reboot]}\n",
 			`access:2: control call "reboot", want one of ["load" "unload" "drain" "plan" "keys" ` +
 				`"events" "metrics" "fleet"]`},

@@ -491,6 +491,15 @@ func (g *Guard) MayControl(ctx context.Context, call Control) bool {
 	return ok && g.checkRights(c, demand{control: call}) == nil
 }
 
+// LoadShare is the share of the agents that may hold models only because the client that made the
+// call with context ctx asks for them; 0: it has no right to have models loaded.
+func (g *Guard) LoadShare(ctx context.Context) float64 {
+	if c, ok := ctx.Value(callerKey{}).(caller); ok && !c.agent {
+		return g.access.get().rightsOf(c.name).loadShare
+	}
+	return 0
+}
+
 // MayQuery returns nil if the caller of the call with context ctx may query the model, else the
 // reason. It uses the access file as it is now, so that a stream loses the rights that its client
 // loses.
