@@ -304,9 +304,18 @@ func (s *placementPump) gather(needs tableNeeds,
 	}
 	for _, name := range slices.Sorted(maps.Keys(targets)) {
 		c := counts[name]
+		var classes []replan.Class
+		for _, of := range c.Classes {
+			class := replan.Class{Share: of.Share, Arrived: of.Arrived}
+			for _, id := range of.Models {
+				class.Models = append(class.Models, id.Key())
+			}
+			classes = append(classes, class)
+		}
 		out.Families = append(out.Families, replan.Family{
 			Name: name, QoSTarget: targets[name],
 			Arrived: c.Arrived, Ended: c.Ended, Late: c.Late, WaitingLate: c.WaitingLate,
+			Classes: classes,
 		})
 	}
 	return out

@@ -20,20 +20,24 @@ import (
 // Invariants, once buildProgram has run:
 //   - Each agent is in exactly one kind, of its type and number of lanes. current has its layout at
 //     the same index as agents.
-//   - The classes of family f are first[f] to first[f]+len(classes[f])-1 of program. classes[f]
-//     ascends, has 1 to maxClasses entries, and every query of f is of one of these classes.
+//   - The classes of family f are first[f] to first[f]+len(classes[f])-1 of program, and as many
+//     after them for each of its Classes. classes[f] ascends and has 1 to maxClasses entries; every
+//     query of f is of one of these size classes.
 //   - choices has the kind and layout of each choice of program, at the same index.
 //   - assignLayouts gives an agent the layout that it has, or a layout of its kind and what else
 //     the agent has memory for. So what it has to load fits it and is not barred there.
 type Problem struct {
-	agents     []Agent // without those that leave
-	current    []place.Layout
-	only       map[names.AgentName]bool // agents that keep their current layout
-	variants   []Variant
-	families   []Family
-	rate       []float64 // by family, that arrives
-	usual      []float64 // by family, that has arrived in the mean of the demand's window
-	demand     []float64 // by family, to plan for
+	agents   []Agent // without those that leave
+	current  []place.Layout
+	only     map[names.AgentName]bool // agents that keep their current layout
+	variants []Variant
+	families []Family
+	rate     []float64 // by family, that arrives
+	usual    []float64 // by family, that has arrived in the mean of the demand's window
+	demand   []float64 // by family, to plan for
+	// ofClass is the part of demand, in queries/s, that is of each of the family's Classes, by
+	// family; nil: of none.
+	ofClass    [][]float64
 	latencies  map[names.TableKey]Latencies
 	layouts    map[names.LaneType][]place.Layout
 	barred     map[bar]time.Time
@@ -51,9 +55,12 @@ type Problem struct {
 	limit   [][]time.Duration // by family and bin
 	classes [][]int           // by family: the largest batch of each class
 	first   []int             // by family: its first class
-	kinds   []*kind
-	program place.Program
-	choices []option // by choice of program
+	// parts is which part of a family's queries is planned for each of its Classes, and weights how
+	// many queries one of them counts for in the program, by family.
+	parts, weights [][]float64
+	kinds          []*kind
+	program        place.Program
+	choices        []option // by choice of program
 }
 
 // An option is a layout of a kind.
@@ -295,11 +302,8 @@ func (p *Problem) buildProgram(plan *Plan) {
 		// A family with hardly any queries keeps a host all the same.
 		asked := max(p.demand[f], min(slowest[f], max(total, 1)/20))
 		p.demand[f] = asked + staffingFactor*math.Sqrt(asked*p.bestRate(f))
-		for k := range p.classes[f] {
-			p.program.Classes = append(p.program.Classes, place.Class{
-				Family: p.families[f].Name, Rate: p.demand[f] * p.classShare(f, k),
-			})
-		}
+		p.divideDemand(f, total)
+		p.program.Classes = append(p.program.Classes, p.programClasses(f, p.demand[f])...)
 	}
 	current := make([]int, len(p.choices)) // and those for which it only adds to what they have
 	load := 0.0
@@ -536,7 +540,7 @@ func (p *Problem) cutBatchSizes() {
 			p.classes[f] = slices.Delete(p.classes[f], at, at+1)
 		}
 		p.first[f] = next
-		next += len(p.classes[f])
+		next += len(p.classes[f]) * (1 + len(p.families[f].Classes))
 	}
 }
 
@@ -624,6 +628,77 @@ func (p *Problem) classShare(f, k int) float64 {
 	return share
 }
 
+// divideDemand sets parts and weights of family f, of all families' demand total. A class with hardly
+// any queries keeps a host, as a family does, and no class has more than its share of the agents, or
+// one. Up to that it goes before the rest: who gave its clients the right wants that served.
+func (p *Problem) divideDemand(f int, total float64) {
+	classes := p.families[f].Classes
+	parts, weights, sum := make([]float64, len(classes)), make([]float64, len(classes)), 0.0
+	rest, _ := p.fastestAgent(p.first[f], len(p.classes[f]))
+	for d := range classes {
+		fastest, services := p.fastestAgent(p.first[f]+(d+1)*len(p.classes[f]), len(p.classes[f]))
+		of := min(fastest, max(total, 1)/20)
+		if p.ofClass != nil {
+			of = max(of, p.ofClass[f][d])
+		}
+		most := max(1, math.Floor(classes[d].Share*float64(len(p.agents))))
+		parts[d], weights[d] = min(of, most*fastest), 1
+		if parts[d] > 0 { // more than what the agents could serve of the rest
+			weights[d] = max(1, 1.05*rest*math.Ceil(parts[d]/fastest)/parts[d])
+		}
+		for _, s := range services {
+			s.Rate *= weights[d]
+		}
+		sum += parts[d]
+	}
+	p.demand[f] = max(p.demand[f], sum)
+	for d := range parts {
+		parts[d] /= max(p.demand[f], 1e-9)
+	}
+	p.parts, p.weights = append(p.parts, parts), append(p.weights, weights)
+}
+
+// fastestAgent is the highest rate at which an agent serves one of n classes of the program, of which
+// it returns all services.
+func (p *Problem) fastestAgent(first, n int) (fastest float64, services []*place.Service) {
+	for _, c := range p.program.Choices {
+		for _, part := range c.Partitions {
+			for i := range part {
+				if k := part[i].Class - first; k >= 0 && k < n {
+					fastest, services = max(fastest, part[i].Rate), append(services, &part[i])
+				}
+			}
+		}
+	}
+	return fastest, services
+}
+
+// weight is how many queries one of a class of the program of family f counts for.
+func (p *Problem) weight(f, class int) float64 {
+	d := (class-p.first[f])/len(p.classes[f]) - 1
+	if d < 0 || f >= len(p.weights) {
+		return 1
+	}
+	return p.weights[f][d]
+}
+
+// programClasses are the program's classes of family f at a rate in queries/s.
+func (p *Problem) programClasses(f int, rate float64) (all []place.Class) {
+	rest := 1.0
+	for _, part := range p.parts[f] {
+		rest -= part
+	}
+	for d, part := range slices.Concat([]float64{max(rest, 0)}, p.parts[f]) {
+		for k := range p.classes[f] {
+			weight := p.weight(f, p.first[f]+d*len(p.classes[f]))
+			all = append(all, place.Class{
+				Family: p.families[f].Name, Rate: rate * part * p.classShare(f, k) * weight,
+			})
+		}
+	}
+	return all
+}
+
 // choiceOf is a layout on agents of kind k with its rates; it has no partition if it serves nothing.
 func (p *Problem) choiceOf(k int, layout place.Layout) place.Choice {
 	c := place.Choice{Type: k, Layout: layout.String()}
@@ -642,10 +717,20 @@ func (p *Problem) choiceOf(k int, layout place.Layout) place.Choice {
 			}
 			known := p.latenciesOf(&p.variants[v], t)
 			for class := range p.classes[f] {
-				if rate := p.serviceRate(f, class, &p.variants[v], known); rate > 0 {
-					services = append(services, place.Service{
-						Class: p.first[f] + class, Variant: v, Rate: rate * float64(lanes),
-					})
+				rate := p.serviceRate(f, class, &p.variants[v], known)
+				if rate == 0 {
+					continue
+				}
+				s := place.Service{
+					Class: p.first[f] + class, Variant: v, Rate: rate * float64(lanes),
+				}
+				services = append(services, s)
+				for _, of := range p.families[f].Classes {
+					if s.Class += len(p.classes[f]); slices.Contains(of.Models, m) {
+						weighted := s
+						weighted.Rate *= p.weight(f, s.Class)
+						services = append(services, weighted)
+					}
 				}
 			}
 		}
@@ -738,11 +823,7 @@ func (p *Problem) evaluate(layouts []place.Layout, rates []float64) (*place.Prog
 	*place.Solution) {
 	program := &place.Program{Variants: p.program.Variants, Seed: p.seed}
 	for f, rate := range rates {
-		for k := range p.classes[f] {
-			program.Classes = append(program.Classes, place.Class{
-				Family: p.families[f].Name, Rate: rate * p.classShare(f, k),
-			})
-		}
+		program.Classes = append(program.Classes, p.programClasses(f, rate)...)
 	}
 	for k, kind := range p.kinds {
 		choice := map[string]int{} // by layout
@@ -799,7 +880,9 @@ func (p *Problem) flowByVariant(program *place.Program, sol *place.Solution) []f
 	for c := range sol.Flow {
 		for i := range sol.Flow[c] {
 			for s, rate := range sol.Flow[c][i] {
-				flow[program.Choices[c].Partitions[i][s].Variant] += rate
+				of := program.Choices[c].Partitions[i][s]
+				f := p.family[p.variants[of.Variant].Family]
+				flow[of.Variant] += rate / p.weight(f, of.Class)
 			}
 		}
 	}

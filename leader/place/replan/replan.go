@@ -117,12 +117,18 @@ func (r *Replanner) Step(now time.Time, s *Snapshot) *Answer {
 	if !r.started {
 		r.started, r.began = true, now
 	}
+	count := func(name string, arrived uint64) {
+		if r.demand[name] == nil {
+			r.demand[name] = &Demand{}
+		}
+		r.demand[name].Count(now, arrived)
+	}
 	for i := range s.Families {
 		f := &s.Families[i]
-		if r.demand[f.Name] == nil {
-			r.demand[f.Name] = &Demand{}
+		count(f.Name, f.Arrived)
+		for k := range f.Classes {
+			count(f.Classes[k].key(f.Name), f.Classes[k].Arrived)
 		}
-		r.demand[f.Name].Count(now, f.Arrived)
 	}
 	r.noteAgentChanges()
 	r.beginTerm()
@@ -561,6 +567,13 @@ func (r *Replanner) makeProblem(reason string) *Problem {
 		p.rate = append(p.rate, rate)
 		p.usual = append(p.usual, d.Average(r.now, r.cfg.Window))
 		p.demand = append(p.demand, r.cfg.Headroom*max(d.Most(r.now, r.cfg.Window), rate))
+		var classes []float64
+		for k := range p.families[i].Classes {
+			d := r.demand[p.families[i].Classes[k].key(p.families[i].Name)]
+			classes = append(classes,
+				r.cfg.Headroom*max(d.Most(r.now, r.cfg.Window), d.Mean(), d.Last()))
+		}
+		p.ofClass = append(p.ofClass, classes)
 	}
 	return p
 }

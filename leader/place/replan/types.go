@@ -1,6 +1,7 @@
 package replan
 
 import (
+	"strings"
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
@@ -78,6 +79,22 @@ type Family struct {
 	Arrived, Ended, Late uint64
 	// WaitingLate is how many wait for a lane and are late.
 	WaitingLate int
+	// Classes are parts of Arrived that only some of the variants may answer.
+	Classes []Class
+}
+
+// A Class is queries that only some of a family's variants may answer, of clients with the right to
+// have models loaded for that.
+type Class struct {
+	Models []names.ModelKey // that may answer
+	// Share is the share of the agents, in (0, 1], that may be planned for; at least one may.
+	Share   float64
+	Arrived uint64
+}
+
+// key is the name under which the queries of a class are counted; no family has it.
+func (c *Class) key(family string) string {
+	return family + " by " + strings.Join(names.Strings(c.Models), " ")
 }
 
 // A Variant is a model that can answer for a family.
