@@ -127,6 +127,9 @@ func (a *Agent) sign(m *control.Member) {
 	m.Protocol, m.NewestProtocol = a.env.Spoken.Oldest, a.env.Spoken.Newest
 	m.Draining = a.host.Draining()
 	m.Rented, m.Rents = a.rented.Load(), a.config.Rent != ""
+	if a.renting != nil {
+		m.Accuracies = a.renting.Accuracies()
+	}
 	m.Ready = a.health.Settled() && !a.host.Draining()
 	m.Gpu = a.card.toMessage()
 	if known, err := a.catalogue.Lookup(a.host.InstanceType()); err == nil {

@@ -24,6 +24,7 @@ func (a *Agent) Rent(find func(*policy.Policy) error,
 func (a *Agent) openRenting() (err error) {
 	config := rent.Config{
 		StateDir: a.config.StateDir, Registry: a.metrics.registry, Log: a.log,
+		Changed: a.members.SelfChanged,
 	}
 	if a.config.Rent != "" {
 		text, err := os.ReadFile(a.config.Rent)

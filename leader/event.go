@@ -219,6 +219,9 @@ type Model struct {
 	// Accuracy is how good the model's answers are beside those of the family's best variant, in
 	// (0, 1]; 0 if it is unknown, which counts as 1.
 	Accuracy float64
+	// MinAccuracy is the least accuracy of a variant that answers for the family, TargetAccuracy
+	// that which its answers should have in the mean, in [0, 1]; 0: nothing is stated.
+	MinAccuracy, TargetAccuracy float64
 	// Profile is the key under which the model's latencies on this member's lanes are learned.
 	Profile profiles.Key
 }

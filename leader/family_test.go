@@ -74,19 +74,19 @@ func (in *told) answer(a *Action) {
 	})
 }
 
-// TestFamilyLeavesOut: a variant of less than half the accuracy of the best, as members of before
+// TestFamilyLeavesOut: a variant of less than .8 of the accuracy of the best, as members of before
 // announce one, answers for no family, whichever is known first; under its own name it does.
 func TestFamilyLeavesOut(t *testing.T) {
 	in := newTold(t)
 	in.tell(Event{Kind: GatewayConnected, Gateway: 1})
-	in.join(holder("w0", "guess/1=.044", "half/1=.5"))
+	in.join(holder("w0", "guess/1=.044", "half/1=.8"))
 	for i, want := range []string{"half/1", "half/1", "guess/1", "m/1"} {
 		asked := ModelID{"f", 0}
 		switch want {
 		case "guess/1":
 			asked.Name = "guess"
 		case "m/1":
-			in.join(holder("w0", "guess/1=.044", "half/1=.49"), holder("w1", "m/1=1"))
+			in.join(holder("w0", "guess/1=.044", "half/1=.79"), holder("w1", "m/1=1"))
 		}
 		a := in.ask(uint64(i), asked, 0)
 		if a == nil || a.Kind != Assign || string(a.Decision.Model) != want {
@@ -101,6 +101,27 @@ func TestFamilyLeavesOut(t *testing.T) {
 	first, second := in.ask(100, ModelID{"f", 0}, 0), in.ask(104, ModelID{"f", 0}, 0)
 	if first == nil || first.Agent != "w1" || second != nil && second.Agent != "w1" {
 		t.Errorf("got %+v and %+v, want both at w1", first, second)
+	}
+}
+
+// TestFamilyFloor: a variant below the accuracy that a file states for the family never answers for
+// it, whatever the load; who asks for that very model gets it.
+func TestFamilyFloor(t *testing.T) {
+	in := newTold(t)
+	in.tell(Event{Kind: GatewayConnected, Gateway: 1})
+	best, fast := holder("w0", "best/1=1"), holder("w1", "fast/1=.98")
+	best.Models[0].MinAccuracy = .99
+	in.join(best, fast)
+	for seq := range uint64(20) {
+		if a := in.ask(4*seq, ModelID{Name: "f"}, 0); a != nil && a.Model.Name != "best" {
+			t.Fatalf("query %d got %+v, want best or to wait", seq, a)
+		}
+	}
+	if a := in.ask(400, ModelID{Name: "fast"}, 0); a == nil || a.Model.Name != "fast" {
+		t.Errorf("a query for fast got %+v", a)
+	}
+	if f := in.Families(); len(f) != 1 || len(f[0].Variants) != 1 || f[0].Best != 1 {
+		t.Errorf("the families are %+v, want best alone", f)
 	}
 }
 

@@ -49,9 +49,11 @@ type settings struct {
 	late    bool        // reject late queries
 	splits  bool        // queries may be split
 	merge   match.Merge // "" if queries are not merged
-	// family is "" if queries may not ask for one; accuracy is 0 if it is unknown.
-	family   string
-	accuracy float64
+	// family is "" if queries may not ask for one; accuracy is 0 if it is unknown. floor and aim are
+	// what is stated for the family, 0 if nothing is.
+	family     string
+	accuracy   float64
+	floor, aim float64
 }
 
 func settingsOf(m *Model) settings {
@@ -59,6 +61,7 @@ func settingsOf(m *Model) settings {
 		target: max(m.QoSTarget, 1), share: m.Share,
 		largest: min(max(m.Largest, 1), match.MaxBatchSize), late: m.RejectLate, splits: m.Splits,
 		merge: match.ParseMerge(m.Merge), family: m.Family, accuracy: m.Accuracy,
+		floor: m.MinAccuracy, aim: m.TargetAccuracy,
 	}
 	if s.family == m.Name {
 		s.family = "" // queries may ask for that name anyway
@@ -84,6 +87,7 @@ func (s settings) combineWith(o settings) settings {
 	return settings{
 		max(s.target, o.target), min(s.share, o.share), max(s.largest, o.largest), s.late && o.late,
 		s.splits && o.splits, s.merge, s.family, min(s.accuracy, o.accuracy),
+		max(s.floor, o.floor), max(s.aim, o.aim),
 	}
 }
 
@@ -118,6 +122,7 @@ func (s *State) viewChanged(members []*Member) {
 				learn(could, m)
 				loaders[m.ModelID] = append(loaders[m.ModelID], described.Name)
 				loadableBest.Add(m.Family, m.Accuracy)
+				loadableBest.Require(m.Family, m.MinAccuracy)
 			}
 		}
 	}
@@ -127,6 +132,7 @@ func (s *State) viewChanged(members []*Member) {
 	}
 	for _, settings := range said { // before a query can go to one that is too inaccurate
 		s.best.Add(settings.family, settings.accuracy)
+		s.best.Require(settings.family, settings.floor)
 	}
 	serves := map[string]bool{} // families and models that members hold that do not drain
 	for _, m := range serving {
@@ -195,6 +201,7 @@ func (s *State) modelIs(id ModelID, settings settings) *heldModel {
 	}
 	k.settings, s.modelsStale = settings, true
 	s.best.Add(k.family, k.accuracy)
+	s.best.Require(k.family, k.floor)
 	s.describeModel(k)
 	s.poolChanged()
 	return k
@@ -367,6 +374,7 @@ func (s *State) countModels() (served map[ModelID]bool) {
 	served = map[ModelID]bool{}
 	for _, m := range s.sortedModels {
 		s.best.Add(m.family, m.accuracy)
+		s.best.Require(m.family, m.floor)
 		if m.held > 0 {
 			s.aheadMost = min(s.aheadMost, m.target/4)
 		}
@@ -380,6 +388,7 @@ func (s *State) countModels() (served map[ModelID]bool) {
 		s.poolModels = append(s.poolModels, Model{
 			ModelID: m.ModelID, QoSTarget: m.target, Share: m.share, Largest: m.largest,
 			RejectLate: m.late, Splits: m.splits, Family: s.familyOf(m), Accuracy: m.accuracy,
+			MinAccuracy: m.floor, TargetAccuracy: m.aim,
 		})
 	}
 	return served

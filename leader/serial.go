@@ -190,6 +190,8 @@ var (
 		lines.TextField("merge", func(m *Model) *string { return &m.Merge }),
 		lines.TextField("family", func(m *Model) *string { return &m.Family }),
 		lines.ShareField("accuracy", func(m *Model) *float64 { return &m.Accuracy }),
+		lines.ShareField("min_accuracy", func(m *Model) *float64 { return &m.MinAccuracy }),
+		lines.ShareField("target_accuracy", func(m *Model) *float64 { return &m.TargetAccuracy }),
 	}
 )
 

@@ -134,6 +134,10 @@ type Config struct {
 	Family string
 	// Accuracy is the model's quality within its family, in (0, 1]; 0 if unknown.
 	Accuracy float64
+	// MinAccuracy is the least accuracy of a variant that answers for the family, and
+	// TargetAccuracy the mean accuracy of the family's answers that renting aims at, both in
+	// (0, 1]; 0: nothing is stated. Of what a family's models state the largest counts.
+	MinAccuracy, TargetAccuracy float64
 	// Score is the model's quality in terms of Metric, in (0, 1]; 0 if unknown. Metric is then
 	// empty.
 	Score  float64
@@ -249,6 +253,11 @@ func (c Config) Validate() error {
 	}
 	check(c.Accuracy >= 0 && c.Accuracy <= 1, "accuracy is %v, expected more than 0 and at most 1",
 		c.Accuracy)
+	check(c.MinAccuracy >= 0 && c.MinAccuracy <= 1 && c.TargetAccuracy >= 0 &&
+		c.TargetAccuracy <= 1, "min_accuracy is %v and target_accuracy %v, expected more than 0 and "+
+		"at most 1", c.MinAccuracy, c.TargetAccuracy)
+	check(c.MinAccuracy == 0 && c.TargetAccuracy == 0 || c.Family != "",
+		"min_accuracy and target_accuracy are given without a family")
 	check(c.Score >= 0 && c.Score <= 1, "score is %v, expected more than 0 and at most 1", c.Score)
 	if c.Metric != "" {
 		_, ok := metrics[c.Metric]

@@ -185,9 +185,9 @@ merge: often
 		`model.yaml:21: tables: got "none", expected a list of tables`,
 		`model.yaml:22: generated.seed: got "-1", expected a whole number of at least 0`,
 		`model.yaml:23: unknown key "qos_target", expected one of accuracy, deadline_ms, family, ` +
-			`generated, inputs, largest_batch_size, late, measured, merge, metric, ` +
-			`outputs, qos_percentile, qos_target_ms, rows_independent, score, split, tables, tf32, ` +
-			`versions, warm_up`,
+			`generated, inputs, largest_batch_size, late, measured, merge, metric, min_accuracy, ` +
+			`outputs, qos_percentile, qos_target_ms, rows_independent, score, split, tables, ` +
+			`target_accuracy, tf32, versions, warm_up`,
 		`model.yaml:25: key "deadline_ms" is given twice`,
 		`model.yaml:26: merge: got "often", expected one of [deadline none]`,
 		`model.yaml:24: deadline_ms: got "5", expected at least qos_target_ms, which is 100`,
@@ -234,6 +234,8 @@ func TestValidate(t *testing.T) {
 		"version is 0":               func(c *Config) { c.Versions.Specific = []int64{0} },
 		"latest versions are -1":     func(c *Config) { c.Versions.Latest = -1 },
 		"accuracy is 2":              func(c *Config) { c.Accuracy = 2 },
+		"min_accuracy is 2":          func(c *Config) { c.Family, c.MinAccuracy = "f", 2 },
+		"without a family":           func(c *Config) { c.MinAccuracy = .9 },
 		`id bound 1 of input "ids" is 0`: func(c *Config) {
 			c.Inputs = []Port{
 				{Name: "ids", IDBounds: []int64{1, 0}},

@@ -112,6 +112,7 @@ func bestAccuracy(family string, variants []*Version) accuracy.Best {
 	best := accuracy.Best{}
 	for _, v := range variants {
 		best.Add(family, v.Config.Accuracy)
+		best.Require(family, v.Config.MinAccuracy)
 		if v.Config.Score > 0 { // measured: the best of its family has 1
 			best.Add(family, 1)
 		}

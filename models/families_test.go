@@ -57,8 +57,20 @@ func TestFamilies(t *testing.T) {
 		member("half", .99, func(v *Version) { v.Outputs[0].DataType = tensor.FP16 }),
 		member("a", .9, func(v *Version) { v.Config.Family = "alone" }),
 		member("b", .9, func(v *Version) { v.Config.Family = "b" }),
-		// Half as accurate as the best is accurate enough; what is measured is so beside the best.
-		member("half-right", .5, nil),
+		// A fifth less accurate than the best is accurate enough; what is measured is so beside the
+		// best. What a file states goes before that, and of several the strictest.
+		member("half-right", .8, nil),
+		member("inexact", .79, nil),
+		member("strict-best", 1, func(v *Version) {
+			v.Config.Family, v.Config.MinAccuracy = "stated", .97
+		}),
+		member("strict-low", .96, func(v *Version) {
+			v.Config.Family, v.Config.MinAccuracy = "stated", .5
+		}),
+		member("loose-best", 1, func(v *Version) {
+			v.Config.Family, v.Config.MinAccuracy = "loose", .4
+		}),
+		member("loose-low", .4, func(v *Version) { v.Config.Family = "loose" }),
 		member("guess", .044, nil),
 		member("measured", .3, func(v *Version) {
 			v.Config.Family, v.Config.Score, v.Config.Metric = "lone", .65, AUC
@@ -75,19 +87,28 @@ func TestFamilies(t *testing.T) {
 		own("a", .9), {"alone", []Variant{{"alone", 1, false}}}, own("b", .9),
 		{"ctr", []Variant{
 			{"big", 1, true}, {"new", 1, false}, {"middle", .95, true}, {"small", .9, true},
-			{"half-right", .5, true},
+			{"half-right", .8, true},
 		}},
-		own("guess", .044), own("half", .99), own("less", .99), own("measured", .3),
+		own("guess", .044), own("half", .99), own("inexact", .79),
+		own("less", .99),
+		{"loose", []Variant{{"loose-best", 1, true}, {"loose-low", .4, true}}}, own("measured", .3),
 		own("more", .99), {"own", []Variant{{"rated", .3, true}}}, own("p95", .99),
 		own("patient", .99),
-		own("slow", .99), own("strict", .99), {"two", []Variant{{"x", .5, true}}}, own("wide", .99),
+		own("slow", .99), {"stated", []Variant{{"strict-best", 1, true}}}, own("strict", .99),
+		own("strict-low", .96), {"two", []Variant{{"x", .5, true}}}, own("wide", .99),
 		own("y", 1),
 	}
 	if diff := cmp.Diff(want, families); diff != "" {
 		t.Errorf("families (-want +got):\n%s", diff)
 	}
 	fit := `does not fit into family "ctr": `
+	const then = "make a more accurate variant, state a lower min_accuracy for the family, or " +
+		"remove the key family from its model.yaml"
 	reasons := map[string]string{
+		"inexact": `too inaccurate for family "ctr": its accuracy is 0.79, less than 0.8 of the ` +
+			`best one's, 1; ` + then,
+		"strict-low": `too inaccurate for family "stated": its accuracy is 0.96, less than 0.97, ` +
+			`the min_accuracy that a file, or muster place, states for the family`,
 		"slow":    fit + "qos_target_ms is 1000, 100 in big",
 		"p95":     fit + "qos_percentile is 95, 99 in big",
 		"patient": fit + "deadline_ms is 60000, 1000 in big",
@@ -96,12 +117,10 @@ func TestFamilies(t *testing.T) {
 		"more":    fit + `it has output "q", which big does not have`,
 		"wide":    fit + `input "dense" has shape [-1 7], [-1 6] in big`,
 		"half":    fit + `output "p" is FP16, FP32 in big`,
-		"guess": `too inaccurate for family "ctr": its accuracy is 0.044, less than 0.5 of the ` +
-			`best one's, 1; make a more accurate variant, or remove the key family from its ` +
-			`model.yaml`,
-		"measured": `too inaccurate for family "lone": its accuracy is 0.3, less than 0.5 of the ` +
-			`best one's, 1; make a more accurate variant, or remove the key family from its ` +
-			`model.yaml`,
+		"guess": `too inaccurate for family "ctr": its accuracy is 0.044, less than 0.8 of the ` +
+			`best one's, 1; ` + then,
+		"measured": `too inaccurate for family "lone": its accuracy is 0.3, less than 0.8 of the ` +
+			`best one's, 1; ` + then,
 		"a": `family "alone" has the name of a model`,
 		"b": `family "b" has the name of a model`,
 		"y": `does not fit into family "two": it has no output "p", as x does`,

@@ -191,6 +191,20 @@ func (p *parser) modelKeys(c *Config, g *givenValues) []document.Key {
 			Read:    func(key string, v *yaml.Node) { p.readFloat(key, v, 1, &c.Accuracy) },
 		},
 		{
+			Name: "min_accuracy", Type: share, Default: "0.8 of the best variant's accuracy",
+			Meaning: "the least accuracy of a variant that answers for the family. A variant below " +
+				"it answers under its own name only. Of what the files of a family, and `muster " +
+				"place`, state, the largest counts in the whole fleet. Agents of before the key do " +
+				"not serve a model whose file has it: upgrade all of them first.",
+			Read: func(key string, v *yaml.Node) { p.readFloat(key, v, 1, &c.MinAccuracy) },
+		},
+		{
+			Name: "target_accuracy", Type: share,
+			Meaning: "the mean accuracy of the family's answers that plans aim at; as " +
+				"`min_accuracy` otherwise.",
+			Read: func(key string, v *yaml.Node) { p.readFloat(key, v, 1, &c.TargetAccuracy) },
+		},
+		{
 			Name: "score", Type: share,
 			Meaning: "how well the model answers, in terms of `metric`, which it needs.",
 			Read: func(key string, v *yaml.Node) {

@@ -328,6 +328,7 @@ func (t *term) bestVariants() accuracy.Best {
 	for _, state := range t.layouts {
 		for _, m := range state.GetAvailable() {
 			best.Add(m.GetFamily(), m.GetAccuracy())
+			best.Require(m.GetStatesFor(), m.GetMinAccuracy())
 		}
 	}
 	return best

@@ -46,6 +46,7 @@ func modelsOf(c *profiles.Catalogue, m *control.Member, all []*control.Model) []
 			RejectLate: held.GetRejectLate(), Splits: held.GetSplits(),
 			Merge:  held.GetMerge(),
 			Family: held.GetFamily(), Accuracy: held.GetAccuracy(),
+			MinAccuracy: held.GetMinAccuracy(), TargetAccuracy: held.GetTargetAccuracy(),
 			Profile: members.KeyOf(c, m, held),
 		}
 	}

@@ -56,6 +56,7 @@ type term struct {
 	// the last description of each member that has greeted, by name
 	described map[names.AgentName]*control.Member
 	viewed    map[*control.Member]*leader.Member
+	floors    map[string]float64 // the least accuracies that members state, by family
 	// what each member holds and could hold, if it has said so
 	layouts  map[names.AgentName]*control.LayoutState
 	released wakeup.Signal // a release was made
@@ -425,12 +426,16 @@ func profilesOf(latencies []*leader.Latency) (all []*control.Profile) {
 // have changed since the last call.
 func (t *term) viewChanged() {
 	members := t.leader.fleet.View().GetMembers()
+	if stated := statedFloors(members); !maps.Equal(stated, t.floors) {
+		t.floors, t.viewed = stated, nil // all are to be converted anew
+	}
 	seen := make(map[*control.Member]*leader.Member, len(members))
 	there := make(map[names.AgentName]bool, len(members))
 	said := make([]*leader.Member, len(members))
 	for i, m := range members {
 		if said[i] = t.viewed[m]; said[i] == nil {
 			said[i] = memberOf(t.leader.config.Catalogue, m)
+			t.requireFloors(said[i])
 		}
 		seen[m], there[m.AgentName()] = said[i], true
 	}
@@ -441,6 +446,26 @@ func (t *term) viewChanged() {
 	maps.DeleteFunc(t.layouts,
 		func(name names.AgentName, _ *control.LayoutState) bool { return !there[name] })
 	t.placing.wake.Send()
+}
+
+// statedFloors are the least accuracies that members state for families, by name.
+func statedFloors(members []*control.Member) map[string]float64 {
+	floors := map[string]float64{}
+	for family, of := range control.BestVariants(members) {
+		if of.Stated > 0 {
+			floors[family] = of.Stated
+		}
+	}
+	return floors
+}
+
+// requireFloors has a member's models state what any member does for their families.
+func (t *term) requireFloors(m *leader.Member) {
+	for _, models := range [][]leader.Model{m.Models, m.Loadable} {
+		for i := range models {
+			models[i].MinAccuracy = max(models[i].MinAccuracy, t.floors[models[i].Family])
+		}
+	}
 }
 
 // askGoroutine has the goroutine that takes functions from asks call do, and blocks until do has
@@ -491,10 +516,9 @@ func (t *term) handleMemberMessage(name names.AgentName, m *control.WorkerMessag
 	}
 	if m.Member != nil {
 		t.described[name] = m.Member
-		t.step(leader.Event{
-			Kind: leader.Described, Member: memberOf(t.leader.config.Catalogue, m.Member),
-			Free: free,
-		})
+		described := memberOf(t.leader.config.Catalogue, m.Member)
+		t.requireFloors(described)
+		t.step(leader.Event{Kind: leader.Described, Member: described, Free: free})
 	}
 	if m.Layout != nil {
 		t.layouts[name] = m.Layout

@@ -300,7 +300,7 @@ func CheckDescription(m *control.Member, name names.AgentName, spoken control.Ve
 		case model.GetName() == "":
 			return errors.New("it says that it holds a model without a name")
 		case maxLength(model.GetName(), model.GetFamily(), model.GetChecksum(),
-			model.GetMerge()) > control.MaxNameBytes:
+			model.GetMerge(), model.GetStatesFor()) > control.MaxNameBytes:
 			return fmt.Errorf("it says that it holds model %.80q..., want names of at most %d bytes",
 				model.GetName(), control.MaxNameBytes)
 		case model.GetQosTargetNs() <= 0,

@@ -146,8 +146,13 @@ func removeContradictions(own *control.Member, before, later []*control.Member,
 	}
 	own.Loadable = slices.DeleteFunc(own.Loadable, func(m *control.Model) bool {
 		_, taken := families[m.GetName()]
-		return taken || misfit(m) != ""
+		return taken
 	})
+	for _, m := range own.Loadable {
+		if misfit(m) != "" {
+			m.Family = ""
+		}
+	}
 	best := control.BestVariants(slices.Concat(before, later, []*control.Member{own}))
 	for _, m := range own.Models {
 		if why := best.Why(m.GetFamily(), m.GetAccuracy()); m.Family != "" && why != "" {
@@ -155,9 +160,11 @@ func removeContradictions(own *control.Member, before, later []*control.Member,
 			m.Family = ""
 		}
 	}
-	own.Loadable = slices.DeleteFunc(own.Loadable, func(m *control.Model) bool {
-		return best.Excludes(m.GetFamily(), m.GetAccuracy())
-	})
+	for _, m := range own.Loadable { // who asks for that very model may have it loaded
+		if best.Excludes(m.GetFamily(), m.GetAccuracy()) {
+			m.Family = ""
+		}
+	}
 }
 
 // onlyOwnName begins the reason why a model is not served as the variant of its family.

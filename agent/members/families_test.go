@@ -58,8 +58,13 @@ func TestWithdraw(t *testing.T) {
 			held("wnd-int8", "ctr")), []*control.Member{first}, nil,
 			"wnd-lowrank64 wnd-int8 of ctr", []string{
 				`wnd-lowrank64: served under its own name only: too inaccurate for family "ctr": ` +
-					`its accuracy is 0.044, less than 0.5 of the best one's, 0.9; make a more ` +
-					`accurate variant, or remove the key family from its model.yaml`}},
+					`its accuracy is 0.044, less than 0.8 of the best one's, 0.9; make a more ` +
+					`accurate variant, state a lower min_accuracy for the family, or remove the key ` +
+					`family from its model.yaml`}},
+		{"below what another's file states", agentWith("me", 1, held("wnd-int8", "ctr")), nil,
+			[]*control.Member{agentWith("later", 2, held("wnd", "ctr", func(m *control.Model) {
+				m.Accuracy, m.MinAccuracy, m.StatesFor = 1, .95, "ctr"
+			}))}, "wnd-int8", []string{"less than 0.95, the min_accuracy"}},
 		{"too inaccurate beside an agent that joined later",
 			agentWith("me", 1, held("wnd-lowrank64", "ctr", guesses)), nil,
 			[]*control.Member{agentWith("later", 2, held("wnd", "ctr"))}, "wnd-lowrank64",

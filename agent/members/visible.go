@@ -68,15 +68,17 @@ func priceOfType(p *control.TypePrice, typ names.LaneType) *control.TypePrice {
 // visibleTo is Visible for a member.
 func (ms *Members) visibleTo(m *control.Member, sees func(model string) bool) *control.Member {
 	hidden := func(m *control.Model) bool { return !sees(m.GetName()) }
+	states := func(a *control.FamilyAccuracy) bool { return !sees(a.GetFamily()) }
 	hides := func(p *control.Part) bool {
 		return slices.ContainsFunc(p.GetModels(), func(model string) bool { return !sees(model) })
 	}
 	if !slices.ContainsFunc(m.GetModels(), hidden) &&
 		!slices.ContainsFunc(m.GetLoadable(), hidden) &&
-		!slices.ContainsFunc(m.GetParts(), hides) {
+		!slices.ContainsFunc(m.GetParts(), hides) && !slices.ContainsFunc(m.GetAccuracies(), states) {
 		return m
 	}
 	shown := proto.CloneOf(m)
+	shown.Accuracies = slices.DeleteFunc(shown.Accuracies, states)
 	shown.Models = slices.DeleteFunc(shown.Models, hidden)
 	shown.Loadable = slices.DeleteFunc(shown.Loadable, hidden)
 	for _, p := range shown.Parts {

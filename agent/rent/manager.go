@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -41,7 +42,9 @@ type Config struct {
 	// Open returns the provider that a policy names. It may be called again for another policy, and
 	// must not be nil if Policy is not "". A provider with a method Close is closed when it is not
 	// used any more.
-	Open     func(*policy.Policy) (cloud.Provider, error)
+	Open func(*policy.Policy) (cloud.Provider, error)
+	// Changed is called when what is desired has changed, and must not block; nil: nothing is.
+	Changed  func()
 	Registry prometheus.Registerer
 	Log      *slog.Logger
 }
@@ -124,6 +127,29 @@ func (r *Manager) Desired() *control.DesiredFleet {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.desired
+}
+
+// Accuracies are what the fleet.yaml in force states for families, by name; nil if this agent does
+// not rent.
+func (r *Manager) Accuracies() (all []*control.FamilyAccuracy) {
+	if !r.Rents() {
+		return nil
+	}
+	p := r.first
+	if text := r.Desired().GetPolicy(); text != "" {
+		now, err := policy.Parse("fleet.yaml", text)
+		if err != nil {
+			return nil // of a later version of Muster, as the log says
+		}
+		p = now
+	}
+	for _, family := range slices.Sorted(maps.Keys(p.Families)) {
+		a := p.Families[family]
+		all = append(all, &control.FamilyAccuracy{
+			Family: family, MinAccuracy: a.Min, TargetAccuracy: a.Target,
+		})
+	}
+	return all
 }
 
 // Heard takes over what another agent says is desired, if that is newer than what this agent knows,
@@ -243,6 +269,9 @@ func (r *Manager) storeDesired(d *control.DesiredFleet) {
 		}
 	}
 	r.wake.Send()
+	if r.config.Changed != nil {
+		r.config.Changed()
+	}
 }
 
 // State returns what this agent rents as the leader; UNAVAILABLE if it does not lead.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/cloud"
@@ -60,6 +61,28 @@ func TestPauseOutlastsRestart(t *testing.T) {
 		if r.pauseReason(r.Desired()) == "" {
 			t.Error("it does not pause")
 		}
+	}
+}
+
+// TestAccuracies: an agent that rents states what the fleet.yaml in force states for families, and
+// says when that may have changed.
+func TestAccuracies(t *testing.T) {
+	r := renter(t, t.TempDir())
+	if all := r.Accuracies(); len(all) > 0 {
+		t.Errorf("states %v without a line on families", all)
+	}
+	changed := 0
+	r.config.Changed = func() { changed++ }
+	r.Heard(&control.DesiredFleet{Epoch: 1, Version: 1, Policy: r.config.Policy +
+		"families: {rank: {min_accuracy: .99, target_accuracy: .995}, feed: {min_accuracy: .9}}\n"})
+	want := []*control.FamilyAccuracy{
+		{Family: "feed", MinAccuracy: .9},
+		{Family: "rank", MinAccuracy: .99, TargetAccuracy: .995},
+	}
+	if all := r.Accuracies(); changed != 1 || !slices.EqualFunc(all, want,
+		func(a, b *control.FamilyAccuracy) bool { return proto.Equal(a, b) }) {
+		t.Errorf("states %v, and said %d times that it has changed, want %v and once", all, changed,
+			want)
 	}
 }
 

@@ -55,7 +55,7 @@ func (w *Worker) Load() (waiting int, remaining []time.Duration) {
 
 // describeLoadable returns the descriptions of the models that this agent does not hold and could
 // load: they fit into its memory, and no load of the files that there are has failed. held are the
-// versions that it holds. What does not fit into its family is left out.
+// versions that it holds. What does not fit into its family could be loaded under its own name.
 func (w *Worker) describeLoadable(held []*models.Version) (all []*control.Model) {
 	memory := w.layouts.memoryForModels()
 	could := slices.Clone(held)
@@ -68,12 +68,9 @@ func (w *Worker) describeLoadable(held []*models.Version) (all []*control.Model)
 	}
 	families, apart := models.Families(could)
 	for _, v := range could[len(held):] {
-		if apart[v.Model] != "" {
-			continue
-		}
 		m := w.describeVersion(v)
 		for _, f := range families {
-			if f.Name == v.Config.Family && f.Name != v.Model {
+			if f.Name == v.Config.Family && f.Name != v.Model && apart[v.Model] == "" {
 				m.Family = f.Name
 			}
 		}
@@ -132,6 +129,10 @@ func (w *Worker) Held(loaded *LoadedVersion) *control.Model {
 
 func (w *Worker) describeVersion(v *models.Version) *control.Model {
 	config := &v.Config
+	statesFor := ""
+	if config.MinAccuracy > 0 || config.TargetAccuracy > 0 {
+		statesFor = config.Family
+	}
 	return &control.Model{
 		Name: v.Model, Version: v.Number,
 		Metadata:         w.Metadata(v),
@@ -143,6 +144,9 @@ func (w *Worker) describeVersion(v *models.Version) *control.Model {
 		Splits:           config.Splits(),
 		Merge:            string(config.Merging()),
 		Accuracy:         config.Accuracy,
+		MinAccuracy:      config.MinAccuracy,
+		TargetAccuracy:   config.TargetAccuracy,
+		StatesFor:        statesFor,
 	}
 }
 

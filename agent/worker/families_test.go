@@ -339,7 +339,7 @@ func TestFamilyNames(t *testing.T) {
 		}, "ncf-int8", "ncf-int8", `qos_target_ms is 7, 5 in ncf of agent`, "READY"},
 		{"too inaccurate", agenttest.Exact,
 			map[string]string{"ncf-int8": "family: rank\naccuracy: .044\n"},
-			"ncf-int8", "ncf-int8", `accuracy is 0.044, less than 0.5 of the best one's, 1; ` +
+			"ncf-int8", "ncf-int8", `accuracy is 0.044, less than 0.8 of the best one's, 1; ` +
 				`make a more accurate`, "READY"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

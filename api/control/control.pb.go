@@ -1104,9 +1104,10 @@ type Member struct {
 	Parts  []*Part `protobuf:"bytes,22,rep,name=parts,proto3" json:"parts,omitempty"`   // empty: every lane runs every model
 	// loadable are the newest versions on its disk that it does not hold, and that a leader may have
 	// it load.
-	Loadable      []*Model `protobuf:"bytes,25,rep,name=loadable,proto3" json:"loadable,omitempty"`
-	Could         []uint64 `protobuf:"varint,26,rep,packed,name=could,proto3" json:"could,omitempty"` // in a Watch of changes, in place of loadable: their numbers
-	Gpu           *GPU     `protobuf:"bytes,27,opt,name=gpu,proto3" json:"gpu,omitempty"`             // that its models run on; absent without one
+	Loadable      []*Model          `protobuf:"bytes,25,rep,name=loadable,proto3" json:"loadable,omitempty"`
+	Could         []uint64          `protobuf:"varint,26,rep,packed,name=could,proto3" json:"could,omitempty"`   // in a Watch of changes, in place of loadable: their numbers
+	Gpu           *GPU              `protobuf:"bytes,27,opt,name=gpu,proto3" json:"gpu,omitempty"`               // that its models run on; absent without one
+	Accuracies    []*FamilyAccuracy `protobuf:"bytes,28,rep,name=accuracies,proto3" json:"accuracies,omitempty"` // that the fleet.yaml states which it knows
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1316,6 +1317,74 @@ func (x *Member) GetGpu() *GPU {
 	return nil
 }
 
+func (x *Member) GetAccuracies() []*FamilyAccuracy {
+	if x != nil {
+		return x.Accuracies
+	}
+	return nil
+}
+
+// A FamilyAccuracy is what is stated for a family's accuracy, see Model.min_accuracy.
+type FamilyAccuracy struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Family         string                 `protobuf:"bytes,1,opt,name=family,proto3" json:"family,omitempty"`
+	MinAccuracy    float64                `protobuf:"fixed64,2,opt,name=min_accuracy,json=minAccuracy,proto3" json:"min_accuracy,omitempty"` // 0: nothing is stated; so is the next one
+	TargetAccuracy float64                `protobuf:"fixed64,3,opt,name=target_accuracy,json=targetAccuracy,proto3" json:"target_accuracy,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *FamilyAccuracy) Reset() {
+	*x = FamilyAccuracy{}
+	mi := &file_control_control_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FamilyAccuracy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FamilyAccuracy) ProtoMessage() {}
+
+func (x *FamilyAccuracy) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FamilyAccuracy.ProtoReflect.Descriptor instead.
+func (*FamilyAccuracy) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *FamilyAccuracy) GetFamily() string {
+	if x != nil {
+		return x.Family
+	}
+	return ""
+}
+
+func (x *FamilyAccuracy) GetMinAccuracy() float64 {
+	if x != nil {
+		return x.MinAccuracy
+	}
+	return 0
+}
+
+func (x *FamilyAccuracy) GetTargetAccuracy() float64 {
+	if x != nil {
+		return x.TargetAccuracy
+	}
+	return 0
+}
+
 // A GPU is a card, or a MIG slice of one.
 type GPU struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1333,7 +1402,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_control_control_proto_msgTypes[15]
+	mi := &file_control_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1345,7 +1414,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[15]
+	mi := &file_control_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1358,7 +1427,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{15}
+	return file_control_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -1431,7 +1500,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_control_control_proto_msgTypes[16]
+	mi := &file_control_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1443,7 +1512,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[16]
+	mi := &file_control_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1456,7 +1525,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{16}
+	return file_control_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Part) GetFirst() uint32 {
@@ -1508,7 +1577,7 @@ type Rented struct {
 
 func (x *Rented) Reset() {
 	*x = Rented{}
-	mi := &file_control_control_proto_msgTypes[17]
+	mi := &file_control_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1520,7 +1589,7 @@ func (x *Rented) String() string {
 func (*Rented) ProtoMessage() {}
 
 func (x *Rented) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[17]
+	mi := &file_control_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1533,7 +1602,7 @@ func (x *Rented) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rented.ProtoReflect.Descriptor instead.
 func (*Rented) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{17}
+	return file_control_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Rented) GetInstance() string {
@@ -1596,7 +1665,7 @@ type DesiredFleet struct {
 
 func (x *DesiredFleet) Reset() {
 	*x = DesiredFleet{}
-	mi := &file_control_control_proto_msgTypes[18]
+	mi := &file_control_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1608,7 +1677,7 @@ func (x *DesiredFleet) String() string {
 func (*DesiredFleet) ProtoMessage() {}
 
 func (x *DesiredFleet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[18]
+	mi := &file_control_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1621,7 +1690,7 @@ func (x *DesiredFleet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DesiredFleet.ProtoReflect.Descriptor instead.
 func (*DesiredFleet) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{18}
+	return file_control_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DesiredFleet) GetEpoch() uint64 {
@@ -1722,7 +1791,7 @@ type LearnedRenting struct {
 
 func (x *LearnedRenting) Reset() {
 	*x = LearnedRenting{}
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1734,7 +1803,7 @@ func (x *LearnedRenting) String() string {
 func (*LearnedRenting) ProtoMessage() {}
 
 func (x *LearnedRenting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1747,7 +1816,7 @@ func (x *LearnedRenting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedRenting.ProtoReflect.Descriptor instead.
 func (*LearnedRenting) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{19}
+	return file_control_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LearnedRenting) GetBoots() []*LearnedRenting_BootTime {
@@ -1781,7 +1850,7 @@ type FleetCount struct {
 
 func (x *FleetCount) Reset() {
 	*x = FleetCount{}
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1793,7 +1862,7 @@ func (x *FleetCount) String() string {
 func (*FleetCount) ProtoMessage() {}
 
 func (x *FleetCount) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1806,7 +1875,7 @@ func (x *FleetCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetCount.ProtoReflect.Descriptor instead.
 func (*FleetCount) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{20}
+	return file_control_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *FleetCount) GetKind() string {
@@ -1831,7 +1900,7 @@ type FleetRequest struct {
 
 func (x *FleetRequest) Reset() {
 	*x = FleetRequest{}
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1843,7 +1912,7 @@ func (x *FleetRequest) String() string {
 func (*FleetRequest) ProtoMessage() {}
 
 func (x *FleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1856,7 +1925,7 @@ func (x *FleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetRequest.ProtoReflect.Descriptor instead.
 func (*FleetRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{21}
+	return file_control_control_proto_rawDescGZIP(), []int{22}
 }
 
 type FleetState struct {
@@ -1881,7 +1950,7 @@ type FleetState struct {
 
 func (x *FleetState) Reset() {
 	*x = FleetState{}
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1893,7 +1962,7 @@ func (x *FleetState) String() string {
 func (*FleetState) ProtoMessage() {}
 
 func (x *FleetState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1906,7 +1975,7 @@ func (x *FleetState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetState.ProtoReflect.Descriptor instead.
 func (*FleetState) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{22}
+	return file_control_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *FleetState) GetDesired() *DesiredFleet {
@@ -2023,7 +2092,7 @@ type RentedMachine struct {
 
 func (x *RentedMachine) Reset() {
 	*x = RentedMachine{}
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2035,7 +2104,7 @@ func (x *RentedMachine) String() string {
 func (*RentedMachine) ProtoMessage() {}
 
 func (x *RentedMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2048,7 +2117,7 @@ func (x *RentedMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RentedMachine.ProtoReflect.Descriptor instead.
 func (*RentedMachine) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{23}
+	return file_control_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RentedMachine) GetInstance() string {
@@ -2120,7 +2189,7 @@ type HeldChange struct {
 
 func (x *HeldChange) Reset() {
 	*x = HeldChange{}
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2132,7 +2201,7 @@ func (x *HeldChange) String() string {
 func (*HeldChange) ProtoMessage() {}
 
 func (x *HeldChange) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2145,7 +2214,7 @@ func (x *HeldChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldChange.ProtoReflect.Descriptor instead.
 func (*HeldChange) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{24}
+	return file_control_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *HeldChange) GetWhat() string {
@@ -2187,7 +2256,7 @@ type LackingKind struct {
 
 func (x *LackingKind) Reset() {
 	*x = LackingKind{}
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2199,7 +2268,7 @@ func (x *LackingKind) String() string {
 func (*LackingKind) ProtoMessage() {}
 
 func (x *LackingKind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2212,7 +2281,7 @@ func (x *LackingKind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LackingKind.ProtoReflect.Descriptor instead.
 func (*LackingKind) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{25}
+	return file_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LackingKind) GetKind() string {
@@ -2246,7 +2315,7 @@ type PricedKind struct {
 
 func (x *PricedKind) Reset() {
 	*x = PricedKind{}
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2258,7 +2327,7 @@ func (x *PricedKind) String() string {
 func (*PricedKind) ProtoMessage() {}
 
 func (x *PricedKind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2271,7 +2340,7 @@ func (x *PricedKind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PricedKind.ProtoReflect.Descriptor instead.
 func (*PricedKind) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{26}
+	return file_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PricedKind) GetKind() string {
@@ -2304,7 +2373,7 @@ type FleetProposal struct {
 
 func (x *FleetProposal) Reset() {
 	*x = FleetProposal{}
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2316,7 +2385,7 @@ func (x *FleetProposal) String() string {
 func (*FleetProposal) ProtoMessage() {}
 
 func (x *FleetProposal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2329,7 +2398,7 @@ func (x *FleetProposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetProposal.ProtoReflect.Descriptor instead.
 func (*FleetProposal) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{27}
+	return file_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *FleetProposal) GetNumber() uint64 {
@@ -2401,7 +2470,7 @@ type SetFleetRequest struct {
 
 func (x *SetFleetRequest) Reset() {
 	*x = SetFleetRequest{}
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2413,7 +2482,7 @@ func (x *SetFleetRequest) String() string {
 func (*SetFleetRequest) ProtoMessage() {}
 
 func (x *SetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2426,7 +2495,7 @@ func (x *SetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFleetRequest.ProtoReflect.Descriptor instead.
 func (*SetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{28}
+	return file_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SetFleetRequest) GetExpectedVersion() uint64 {
@@ -2560,7 +2629,7 @@ type FleetCounts struct {
 
 func (x *FleetCounts) Reset() {
 	*x = FleetCounts{}
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2572,7 +2641,7 @@ func (x *FleetCounts) String() string {
 func (*FleetCounts) ProtoMessage() {}
 
 func (x *FleetCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2585,7 +2654,7 @@ func (x *FleetCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetCounts.ProtoReflect.Descriptor instead.
 func (*FleetCounts) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{29}
+	return file_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *FleetCounts) GetCounts() []*FleetCount {
@@ -2618,6 +2687,12 @@ type Model struct {
 	// family is what the model answers for beside its own name; empty: nothing.
 	Family   string  `protobuf:"bytes,14,opt,name=family,proto3" json:"family,omitempty"`
 	Accuracy float64 `protobuf:"fixed64,15,opt,name=accuracy,proto3" json:"accuracy,omitempty"` // in (0, 1]; 0: unknown, which counts as 1
+	// min_accuracy is the least accuracy of a variant that answers for the family, target_accuracy
+	// what its answers should have in the mean, both in (0, 1]; 0: nothing is stated. Of several the
+	// largest counts. Members of before do not know them, and go by half of the best accuracy.
+	MinAccuracy    float64 `protobuf:"fixed64,18,opt,name=min_accuracy,json=minAccuracy,proto3" json:"min_accuracy,omitempty"`
+	TargetAccuracy float64 `protobuf:"fixed64,19,opt,name=target_accuracy,json=targetAccuracy,proto3" json:"target_accuracy,omitempty"`
+	StatesFor      string  `protobuf:"bytes,20,opt,name=states_for,json=statesFor,proto3" json:"states_for,omitempty"` // the family for which it states them, whether it answers for it or not
 	// The following are of a LayoutState.
 	Bytes         uint64 `protobuf:"varint,16,opt,name=bytes,proto3" json:"bytes,omitempty"`                 // of memory that the version takes once loaded, about
 	LoadNs        int64  `protobuf:"varint,17,opt,name=load_ns,json=loadNs,proto3" json:"load_ns,omitempty"` // how long its last load took here, warming included; 0: none yet
@@ -2627,7 +2702,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2639,7 +2714,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2652,7 +2727,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{30}
+	return file_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Model) GetName() string {
@@ -2760,6 +2835,27 @@ func (x *Model) GetAccuracy() float64 {
 	return 0
 }
 
+func (x *Model) GetMinAccuracy() float64 {
+	if x != nil {
+		return x.MinAccuracy
+	}
+	return 0
+}
+
+func (x *Model) GetTargetAccuracy() float64 {
+	if x != nil {
+		return x.TargetAccuracy
+	}
+	return 0
+}
+
+func (x *Model) GetStatesFor() string {
+	if x != nil {
+		return x.StatesFor
+	}
+	return ""
+}
+
 func (x *Model) GetBytes() uint64 {
 	if x != nil {
 		return x.Bytes
@@ -2784,7 +2880,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2796,7 +2892,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2809,7 +2905,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{31}
+	return file_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WatchRequest) GetChanges() bool {
@@ -2849,7 +2945,7 @@ type View struct {
 
 func (x *View) Reset() {
 	*x = View{}
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2861,7 +2957,7 @@ func (x *View) String() string {
 func (*View) ProtoMessage() {}
 
 func (x *View) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2874,7 +2970,7 @@ func (x *View) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use View.ProtoReflect.Descriptor instead.
 func (*View) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{32}
+	return file_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *View) GetMembers() []*Member {
@@ -2980,7 +3076,7 @@ type Leadership struct {
 
 func (x *Leadership) Reset() {
 	*x = Leadership{}
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2992,7 +3088,7 @@ func (x *Leadership) String() string {
 func (*Leadership) ProtoMessage() {}
 
 func (x *Leadership) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3005,7 +3101,7 @@ func (x *Leadership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leadership.ProtoReflect.Descriptor instead.
 func (*Leadership) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{33}
+	return file_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Leadership) GetEpoch() uint64 {
@@ -3046,7 +3142,7 @@ type TypePrice struct {
 
 func (x *TypePrice) Reset() {
 	*x = TypePrice{}
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3058,7 +3154,7 @@ func (x *TypePrice) String() string {
 func (*TypePrice) ProtoMessage() {}
 
 func (x *TypePrice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3071,7 +3167,7 @@ func (x *TypePrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypePrice.ProtoReflect.Descriptor instead.
 func (*TypePrice) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{34}
+	return file_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *TypePrice) GetType() string {
@@ -3115,7 +3211,7 @@ type ClassPrice struct {
 
 func (x *ClassPrice) Reset() {
 	*x = ClassPrice{}
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3127,7 +3223,7 @@ func (x *ClassPrice) String() string {
 func (*ClassPrice) ProtoMessage() {}
 
 func (x *ClassPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3140,7 +3236,7 @@ func (x *ClassPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassPrice.ProtoReflect.Descriptor instead.
 func (*ClassPrice) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{35}
+	return file_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ClassPrice) GetModels() []string {
@@ -3176,7 +3272,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3188,7 +3284,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3201,7 +3297,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{36}
+	return file_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Profile) GetModel() string {
@@ -3238,7 +3334,7 @@ type LaneLoad struct {
 
 func (x *LaneLoad) Reset() {
 	*x = LaneLoad{}
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3250,7 +3346,7 @@ func (x *LaneLoad) String() string {
 func (*LaneLoad) ProtoMessage() {}
 
 func (x *LaneLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3263,7 +3359,7 @@ func (x *LaneLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneLoad.ProtoReflect.Descriptor instead.
 func (*LaneLoad) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{37}
+	return file_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *LaneLoad) GetAgent() string {
@@ -3313,7 +3409,7 @@ type GatewayMessage struct {
 
 func (x *GatewayMessage) Reset() {
 	*x = GatewayMessage{}
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3325,7 +3421,7 @@ func (x *GatewayMessage) String() string {
 func (*GatewayMessage) ProtoMessage() {}
 
 func (x *GatewayMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3338,7 +3434,7 @@ func (x *GatewayMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayMessage.ProtoReflect.Descriptor instead.
 func (*GatewayMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{38}
+	return file_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GatewayMessage) GetHello() *GatewayHello {
@@ -3399,7 +3495,7 @@ type Failed struct {
 
 func (x *Failed) Reset() {
 	*x = Failed{}
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3411,7 +3507,7 @@ func (x *Failed) String() string {
 func (*Failed) ProtoMessage() {}
 
 func (x *Failed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3424,7 +3520,7 @@ func (x *Failed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failed.ProtoReflect.Descriptor instead.
 func (*Failed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{39}
+	return file_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Failed) GetModel() string {
@@ -3474,7 +3570,7 @@ type GatewayHello struct {
 
 func (x *GatewayHello) Reset() {
 	*x = GatewayHello{}
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3486,7 +3582,7 @@ func (x *GatewayHello) String() string {
 func (*GatewayHello) ProtoMessage() {}
 
 func (x *GatewayHello) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3499,7 +3595,7 @@ func (x *GatewayHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayHello.ProtoReflect.Descriptor instead.
 func (*GatewayHello) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{40}
+	return file_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GatewayHello) GetGateway() uint64 {
@@ -3562,7 +3658,7 @@ type Submit struct {
 
 func (x *Submit) Reset() {
 	*x = Submit{}
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3574,7 +3670,7 @@ func (x *Submit) String() string {
 func (*Submit) ProtoMessage() {}
 
 func (x *Submit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3587,7 +3683,7 @@ func (x *Submit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Submit.ProtoReflect.Descriptor instead.
 func (*Submit) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{41}
+	return file_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Submit) GetSequence() uint64 {
@@ -3715,7 +3811,7 @@ type MatchMessage struct {
 
 func (x *MatchMessage) Reset() {
 	*x = MatchMessage{}
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3727,7 +3823,7 @@ func (x *MatchMessage) String() string {
 func (*MatchMessage) ProtoMessage() {}
 
 func (x *MatchMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3740,7 +3836,7 @@ func (x *MatchMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchMessage.ProtoReflect.Descriptor instead.
 func (*MatchMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{42}
+	return file_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *MatchMessage) GetReceived() uint64 {
@@ -3815,7 +3911,7 @@ type Split struct {
 
 func (x *Split) Reset() {
 	*x = Split{}
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3827,7 +3923,7 @@ func (x *Split) String() string {
 func (*Split) ProtoMessage() {}
 
 func (x *Split) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3840,7 +3936,7 @@ func (x *Split) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Split.ProtoReflect.Descriptor instead.
 func (*Split) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{43}
+	return file_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Split) GetSequence() uint64 {
@@ -3901,7 +3997,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3913,7 +4009,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3926,7 +4022,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{44}
+	return file_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Assign) GetSequence() uint64 {
@@ -4019,7 +4115,7 @@ type Reject struct {
 
 func (x *Reject) Reset() {
 	*x = Reject{}
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4031,7 +4127,7 @@ func (x *Reject) String() string {
 func (*Reject) ProtoMessage() {}
 
 func (x *Reject) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4044,7 +4140,7 @@ func (x *Reject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reject.ProtoReflect.Descriptor instead.
 func (*Reject) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{45}
+	return file_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Reject) GetSequence() uint64 {
@@ -4094,7 +4190,7 @@ type OfferAgain struct {
 
 func (x *OfferAgain) Reset() {
 	*x = OfferAgain{}
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4106,7 +4202,7 @@ func (x *OfferAgain) String() string {
 func (*OfferAgain) ProtoMessage() {}
 
 func (x *OfferAgain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4119,7 +4215,7 @@ func (x *OfferAgain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferAgain.ProtoReflect.Descriptor instead.
 func (*OfferAgain) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{46}
+	return file_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *OfferAgain) GetSequence() uint64 {
@@ -4160,7 +4256,7 @@ type Election struct {
 
 func (x *Election) Reset() {
 	*x = Election{}
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4172,7 +4268,7 @@ func (x *Election) String() string {
 func (*Election) ProtoMessage() {}
 
 func (x *Election) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4185,7 +4281,7 @@ func (x *Election) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Election.ProtoReflect.Descriptor instead.
 func (*Election) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{47}
+	return file_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Election) GetFrom() string {
@@ -4260,7 +4356,7 @@ type LeaderMessage struct {
 
 func (x *LeaderMessage) Reset() {
 	*x = LeaderMessage{}
-	mi := &file_control_control_proto_msgTypes[48]
+	mi := &file_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4272,7 +4368,7 @@ func (x *LeaderMessage) String() string {
 func (*LeaderMessage) ProtoMessage() {}
 
 func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[48]
+	mi := &file_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4285,7 +4381,7 @@ func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderMessage.ProtoReflect.Descriptor instead.
 func (*LeaderMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{48}
+	return file_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *LeaderMessage) GetElection() []*Election {
@@ -4396,7 +4492,7 @@ type WorkerMessage struct {
 
 func (x *WorkerMessage) Reset() {
 	*x = WorkerMessage{}
-	mi := &file_control_control_proto_msgTypes[49]
+	mi := &file_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4408,7 +4504,7 @@ func (x *WorkerMessage) String() string {
 func (*WorkerMessage) ProtoMessage() {}
 
 func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[49]
+	mi := &file_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4421,7 +4517,7 @@ func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerMessage.ProtoReflect.Descriptor instead.
 func (*WorkerMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{49}
+	return file_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *WorkerMessage) GetElection() []*Election {
@@ -4496,7 +4592,7 @@ type LayoutOrder struct {
 
 func (x *LayoutOrder) Reset() {
 	*x = LayoutOrder{}
-	mi := &file_control_control_proto_msgTypes[50]
+	mi := &file_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4508,7 +4604,7 @@ func (x *LayoutOrder) String() string {
 func (*LayoutOrder) ProtoMessage() {}
 
 func (x *LayoutOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[50]
+	mi := &file_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4521,7 +4617,7 @@ func (x *LayoutOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutOrder.ProtoReflect.Descriptor instead.
 func (*LayoutOrder) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{50}
+	return file_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *LayoutOrder) GetEpoch() uint64 {
@@ -4567,7 +4663,7 @@ type LanesOrder struct {
 
 func (x *LanesOrder) Reset() {
 	*x = LanesOrder{}
-	mi := &file_control_control_proto_msgTypes[51]
+	mi := &file_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4579,7 +4675,7 @@ func (x *LanesOrder) String() string {
 func (*LanesOrder) ProtoMessage() {}
 
 func (x *LanesOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[51]
+	mi := &file_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4592,7 +4688,7 @@ func (x *LanesOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LanesOrder.ProtoReflect.Descriptor instead.
 func (*LanesOrder) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{51}
+	return file_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *LanesOrder) GetEpoch() uint64 {
@@ -4647,7 +4743,7 @@ type LayoutState struct {
 
 func (x *LayoutState) Reset() {
 	*x = LayoutState{}
-	mi := &file_control_control_proto_msgTypes[52]
+	mi := &file_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4659,7 +4755,7 @@ func (x *LayoutState) String() string {
 func (*LayoutState) ProtoMessage() {}
 
 func (x *LayoutState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[52]
+	mi := &file_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4672,7 +4768,7 @@ func (x *LayoutState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutState.ProtoReflect.Descriptor instead.
 func (*LayoutState) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{52}
+	return file_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *LayoutState) GetAutomatic() bool {
@@ -4770,7 +4866,7 @@ type Placement struct {
 
 func (x *Placement) Reset() {
 	*x = Placement{}
-	mi := &file_control_control_proto_msgTypes[53]
+	mi := &file_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4782,7 +4878,7 @@ func (x *Placement) String() string {
 func (*Placement) ProtoMessage() {}
 
 func (x *Placement) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[53]
+	mi := &file_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4795,7 +4891,7 @@ func (x *Placement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placement.ProtoReflect.Descriptor instead.
 func (*Placement) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{53}
+	return file_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Placement) GetVersion() uint64 {
@@ -4824,7 +4920,7 @@ type PlaceRequest struct {
 
 func (x *PlaceRequest) Reset() {
 	*x = PlaceRequest{}
-	mi := &file_control_control_proto_msgTypes[54]
+	mi := &file_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4836,7 +4932,7 @@ func (x *PlaceRequest) String() string {
 func (*PlaceRequest) ProtoMessage() {}
 
 func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[54]
+	mi := &file_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4849,7 +4945,7 @@ func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRequest.ProtoReflect.Descriptor instead.
 func (*PlaceRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{54}
+	return file_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PlaceRequest) GetVerb() string {
@@ -4890,7 +4986,7 @@ type PlaceResponse struct {
 
 func (x *PlaceResponse) Reset() {
 	*x = PlaceResponse{}
-	mi := &file_control_control_proto_msgTypes[55]
+	mi := &file_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4902,7 +4998,7 @@ func (x *PlaceResponse) String() string {
 func (*PlaceResponse) ProtoMessage() {}
 
 func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[55]
+	mi := &file_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4915,7 +5011,7 @@ func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceResponse.ProtoReflect.Descriptor instead.
 func (*PlaceResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{55}
+	return file_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PlaceResponse) GetVersion() uint64 {
@@ -4968,7 +5064,7 @@ type Completed struct {
 
 func (x *Completed) Reset() {
 	*x = Completed{}
-	mi := &file_control_control_proto_msgTypes[56]
+	mi := &file_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4980,7 +5076,7 @@ func (x *Completed) String() string {
 func (*Completed) ProtoMessage() {}
 
 func (x *Completed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[56]
+	mi := &file_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4993,7 +5089,7 @@ func (x *Completed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Completed.ProtoReflect.Descriptor instead.
 func (*Completed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{56}
+	return file_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Completed) GetGateway() uint64 {
@@ -5145,7 +5241,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_control_control_proto_msgTypes[57]
+	mi := &file_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5157,7 +5253,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[57]
+	mi := &file_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5170,7 +5266,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{57}
+	return file_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Held) GetGateway() uint64 {
@@ -5238,7 +5334,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_control_control_proto_msgTypes[58]
+	mi := &file_control_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5250,7 +5346,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[58]
+	mi := &file_control_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5263,7 +5359,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{58}
+	return file_control_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ProbeRequest) GetId() uint64 {
@@ -5333,7 +5429,7 @@ type ProbeAnswer struct {
 
 func (x *ProbeAnswer) Reset() {
 	*x = ProbeAnswer{}
-	mi := &file_control_control_proto_msgTypes[59]
+	mi := &file_control_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5345,7 +5441,7 @@ func (x *ProbeAnswer) String() string {
 func (*ProbeAnswer) ProtoMessage() {}
 
 func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[59]
+	mi := &file_control_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5358,7 +5454,7 @@ func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeAnswer.ProtoReflect.Descriptor instead.
 func (*ProbeAnswer) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{59}
+	return file_control_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ProbeAnswer) GetId() uint64 {
@@ -5391,7 +5487,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_control_control_proto_msgTypes[60]
+	mi := &file_control_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5403,7 +5499,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[60]
+	mi := &file_control_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5416,7 +5512,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{60}
+	return file_control_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *StatusRequest) GetAgent() string {
@@ -5449,7 +5545,7 @@ type FleetStatus struct {
 
 func (x *FleetStatus) Reset() {
 	*x = FleetStatus{}
-	mi := &file_control_control_proto_msgTypes[61]
+	mi := &file_control_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5461,7 +5557,7 @@ func (x *FleetStatus) String() string {
 func (*FleetStatus) ProtoMessage() {}
 
 func (x *FleetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[61]
+	mi := &file_control_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5474,7 +5570,7 @@ func (x *FleetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatus.ProtoReflect.Descriptor instead.
 func (*FleetStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{61}
+	return file_control_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *FleetStatus) GetView() *View {
@@ -5574,7 +5670,7 @@ type PlacementStatus struct {
 
 func (x *PlacementStatus) Reset() {
 	*x = PlacementStatus{}
-	mi := &file_control_control_proto_msgTypes[62]
+	mi := &file_control_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5586,7 +5682,7 @@ func (x *PlacementStatus) String() string {
 func (*PlacementStatus) ProtoMessage() {}
 
 func (x *PlacementStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[62]
+	mi := &file_control_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5599,7 +5695,7 @@ func (x *PlacementStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementStatus.ProtoReflect.Descriptor instead.
 func (*PlacementStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{62}
+	return file_control_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PlacementStatus) GetVersion() uint64 {
@@ -5653,7 +5749,7 @@ type Proposal struct {
 
 func (x *Proposal) Reset() {
 	*x = Proposal{}
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5665,7 +5761,7 @@ func (x *Proposal) String() string {
 func (*Proposal) ProtoMessage() {}
 
 func (x *Proposal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5678,7 +5774,7 @@ func (x *Proposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63}
+	return file_control_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Proposal) GetTimeUnixNs() int64 {
@@ -5786,7 +5882,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5798,7 +5894,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5811,7 +5907,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64}
+	return file_control_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Plan) GetNumber() uint64 {
@@ -5947,7 +6043,7 @@ type AgentStatus struct {
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5959,7 +6055,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5972,7 +6068,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{65}
+	return file_control_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *AgentStatus) GetName() string {
@@ -6044,7 +6140,7 @@ type ModelStatus struct {
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6056,7 +6152,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6069,7 +6165,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{66}
+	return file_control_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ModelStatus) GetModel() string {
@@ -6169,7 +6265,7 @@ type FamilyStatus struct {
 
 func (x *FamilyStatus) Reset() {
 	*x = FamilyStatus{}
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6181,7 +6277,7 @@ func (x *FamilyStatus) String() string {
 func (*FamilyStatus) ProtoMessage() {}
 
 func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6194,7 +6290,7 @@ func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus.ProtoReflect.Descriptor instead.
 func (*FamilyStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{67}
+	return file_control_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *FamilyStatus) GetFamily() string {
@@ -6268,7 +6364,7 @@ type DemandRequest struct {
 
 func (x *DemandRequest) Reset() {
 	*x = DemandRequest{}
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6280,7 +6376,7 @@ func (x *DemandRequest) String() string {
 func (*DemandRequest) ProtoMessage() {}
 
 func (x *DemandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6293,7 +6389,7 @@ func (x *DemandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemandRequest.ProtoReflect.Descriptor instead.
 func (*DemandRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{68}
+	return file_control_control_proto_rawDescGZIP(), []int{69}
 }
 
 // A FleetDemand is what the fleet is asked for, and what was learned by answering.
@@ -6309,7 +6405,7 @@ type FleetDemand struct {
 
 func (x *FleetDemand) Reset() {
 	*x = FleetDemand{}
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6321,7 +6417,7 @@ func (x *FleetDemand) String() string {
 func (*FleetDemand) ProtoMessage() {}
 
 func (x *FleetDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6334,7 +6430,7 @@ func (x *FleetDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetDemand.ProtoReflect.Descriptor instead.
 func (*FleetDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{69}
+	return file_control_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *FleetDemand) GetLeadership() *Leadership {
@@ -6383,7 +6479,7 @@ type ModelDemand struct {
 
 func (x *ModelDemand) Reset() {
 	*x = ModelDemand{}
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6395,7 +6491,7 @@ func (x *ModelDemand) String() string {
 func (*ModelDemand) ProtoMessage() {}
 
 func (x *ModelDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6408,7 +6504,7 @@ func (x *ModelDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelDemand.ProtoReflect.Descriptor instead.
 func (*ModelDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{70}
+	return file_control_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ModelDemand) GetModel() string {
@@ -6486,7 +6582,7 @@ type LearnedProfile struct {
 
 func (x *LearnedProfile) Reset() {
 	*x = LearnedProfile{}
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6498,7 +6594,7 @@ func (x *LearnedProfile) String() string {
 func (*LearnedProfile) ProtoMessage() {}
 
 func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6511,7 +6607,7 @@ func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedProfile.ProtoReflect.Descriptor instead.
 func (*LearnedProfile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{71}
+	return file_control_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *LearnedProfile) GetTable() []byte {
@@ -6544,7 +6640,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6556,7 +6652,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6569,7 +6665,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{72}
+	return file_control_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *DrainRequest) GetAgents() []string {
@@ -6588,7 +6684,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6600,7 +6696,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6613,7 +6709,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{73}
+	return file_control_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *DrainResponse) GetDraining() []string {
@@ -6633,7 +6729,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6645,7 +6741,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6658,7 +6754,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{74}
+	return file_control_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *EventsRequest) GetFollow() bool {
@@ -6695,7 +6791,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6707,7 +6803,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6720,7 +6816,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{75}
+	return file_control_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Event) GetAgent() string {
@@ -6789,7 +6885,7 @@ type EventDetail struct {
 
 func (x *EventDetail) Reset() {
 	*x = EventDetail{}
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6801,7 +6897,7 @@ func (x *EventDetail) String() string {
 func (*EventDetail) ProtoMessage() {}
 
 func (x *EventDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6814,7 +6910,7 @@ func (x *EventDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventDetail.ProtoReflect.Descriptor instead.
 func (*EventDetail) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{76}
+	return file_control_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *EventDetail) GetKey() string {
@@ -6846,7 +6942,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6858,7 +6954,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6871,7 +6967,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{77}
+	return file_control_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RotateKeysRequest) GetKey() []byte {
@@ -6906,7 +7002,7 @@ type KeysProgress struct {
 
 func (x *KeysProgress) Reset() {
 	*x = KeysProgress{}
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6918,7 +7014,7 @@ func (x *KeysProgress) String() string {
 func (*KeysProgress) ProtoMessage() {}
 
 func (x *KeysProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6931,7 +7027,7 @@ func (x *KeysProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysProgress.ProtoReflect.Descriptor instead.
 func (*KeysProgress) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{78}
+	return file_control_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *KeysProgress) GetStep() string {
@@ -6956,7 +7052,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6968,7 +7064,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6981,7 +7077,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{79}
+	return file_control_control_proto_rawDescGZIP(), []int{80}
 }
 
 type ListKeysResponse struct {
@@ -6993,7 +7089,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7005,7 +7101,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7018,7 +7114,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{80}
+	return file_control_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListKeysResponse) GetAgents() []*AgentKeys {
@@ -7043,7 +7139,7 @@ type AgentKeys struct {
 
 func (x *AgentKeys) Reset() {
 	*x = AgentKeys{}
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7055,7 +7151,7 @@ func (x *AgentKeys) String() string {
 func (*AgentKeys) ProtoMessage() {}
 
 func (x *AgentKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7068,7 +7164,7 @@ func (x *AgentKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKeys.ProtoReflect.Descriptor instead.
 func (*AgentKeys) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{81}
+	return file_control_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *AgentKeys) GetAgent() string {
@@ -7126,7 +7222,7 @@ type KeyringRequest struct {
 
 func (x *KeyringRequest) Reset() {
 	*x = KeyringRequest{}
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7138,7 +7234,7 @@ func (x *KeyringRequest) String() string {
 func (*KeyringRequest) ProtoMessage() {}
 
 func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7151,7 +7247,7 @@ func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyringRequest.ProtoReflect.Descriptor instead.
 func (*KeyringRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{82}
+	return file_control_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *KeyringRequest) GetStep() string {
@@ -7186,7 +7282,7 @@ type LearnedRenting_BootTime struct {
 
 func (x *LearnedRenting_BootTime) Reset() {
 	*x = LearnedRenting_BootTime{}
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7198,7 +7294,7 @@ func (x *LearnedRenting_BootTime) String() string {
 func (*LearnedRenting_BootTime) ProtoMessage() {}
 
 func (x *LearnedRenting_BootTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7211,7 +7307,7 @@ func (x *LearnedRenting_BootTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedRenting_BootTime.ProtoReflect.Descriptor instead.
 func (*LearnedRenting_BootTime) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{19, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{20, 0}
 }
 
 func (x *LearnedRenting_BootTime) GetType() string {
@@ -7241,7 +7337,7 @@ type PlacementStatus_AgentPlaced struct {
 
 func (x *PlacementStatus_AgentPlaced) Reset() {
 	*x = PlacementStatus_AgentPlaced{}
-	mi := &file_control_control_proto_msgTypes[84]
+	mi := &file_control_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7253,7 +7349,7 @@ func (x *PlacementStatus_AgentPlaced) String() string {
 func (*PlacementStatus_AgentPlaced) ProtoMessage() {}
 
 func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[84]
+	mi := &file_control_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7266,7 +7362,7 @@ func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementStatus_AgentPlaced.ProtoReflect.Descriptor instead.
 func (*PlacementStatus_AgentPlaced) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{62, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{63, 0}
 }
 
 func (x *PlacementStatus_AgentPlaced) GetAgent() string {
@@ -7316,7 +7412,7 @@ type Proposal_Load struct {
 
 func (x *Proposal_Load) Reset() {
 	*x = Proposal_Load{}
-	mi := &file_control_control_proto_msgTypes[85]
+	mi := &file_control_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7328,7 +7424,7 @@ func (x *Proposal_Load) String() string {
 func (*Proposal_Load) ProtoMessage() {}
 
 func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[85]
+	mi := &file_control_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7341,7 +7437,7 @@ func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Load.ProtoReflect.Descriptor instead.
 func (*Proposal_Load) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{64, 0}
 }
 
 func (x *Proposal_Load) GetRate() float64 {
@@ -7375,7 +7471,7 @@ type Proposal_Instances struct {
 
 func (x *Proposal_Instances) Reset() {
 	*x = Proposal_Instances{}
-	mi := &file_control_control_proto_msgTypes[86]
+	mi := &file_control_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7387,7 +7483,7 @@ func (x *Proposal_Instances) String() string {
 func (*Proposal_Instances) ProtoMessage() {}
 
 func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[86]
+	mi := &file_control_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7400,7 +7496,7 @@ func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Instances.ProtoReflect.Descriptor instead.
 func (*Proposal_Instances) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63, 1}
+	return file_control_control_proto_rawDescGZIP(), []int{64, 1}
 }
 
 func (x *Proposal_Instances) GetType() string {
@@ -7430,7 +7526,7 @@ type Plan_Choice struct {
 
 func (x *Plan_Choice) Reset() {
 	*x = Plan_Choice{}
-	mi := &file_control_control_proto_msgTypes[87]
+	mi := &file_control_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7442,7 +7538,7 @@ func (x *Plan_Choice) String() string {
 func (*Plan_Choice) ProtoMessage() {}
 
 func (x *Plan_Choice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[87]
+	mi := &file_control_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7455,7 +7551,7 @@ func (x *Plan_Choice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan_Choice.ProtoReflect.Descriptor instead.
 func (*Plan_Choice) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{65, 0}
 }
 
 func (x *Plan_Choice) GetInstances() []*Plan_FleetCount {
@@ -7504,7 +7600,7 @@ type Plan_FleetCount struct {
 
 func (x *Plan_FleetCount) Reset() {
 	*x = Plan_FleetCount{}
-	mi := &file_control_control_proto_msgTypes[88]
+	mi := &file_control_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7516,7 +7612,7 @@ func (x *Plan_FleetCount) String() string {
 func (*Plan_FleetCount) ProtoMessage() {}
 
 func (x *Plan_FleetCount) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[88]
+	mi := &file_control_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7529,7 +7625,7 @@ func (x *Plan_FleetCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan_FleetCount.ProtoReflect.Descriptor instead.
 func (*Plan_FleetCount) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64, 1}
+	return file_control_control_proto_rawDescGZIP(), []int{65, 1}
 }
 
 func (x *Plan_FleetCount) GetType() string {
@@ -7564,7 +7660,7 @@ type Plan_Gain struct {
 
 func (x *Plan_Gain) Reset() {
 	*x = Plan_Gain{}
-	mi := &file_control_control_proto_msgTypes[89]
+	mi := &file_control_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7576,7 +7672,7 @@ func (x *Plan_Gain) String() string {
 func (*Plan_Gain) ProtoMessage() {}
 
 func (x *Plan_Gain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[89]
+	mi := &file_control_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7589,7 +7685,7 @@ func (x *Plan_Gain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan_Gain.ProtoReflect.Descriptor instead.
 func (*Plan_Gain) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64, 2}
+	return file_control_control_proto_rawDescGZIP(), []int{65, 2}
 }
 
 func (x *Plan_Gain) GetType() string {
@@ -7623,7 +7719,7 @@ type ModelStatus_Refusals struct {
 
 func (x *ModelStatus_Refusals) Reset() {
 	*x = ModelStatus_Refusals{}
-	mi := &file_control_control_proto_msgTypes[90]
+	mi := &file_control_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7635,7 +7731,7 @@ func (x *ModelStatus_Refusals) String() string {
 func (*ModelStatus_Refusals) ProtoMessage() {}
 
 func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[90]
+	mi := &file_control_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7648,7 +7744,7 @@ func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus_Refusals.ProtoReflect.Descriptor instead.
 func (*ModelStatus_Refusals) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{66, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{67, 0}
 }
 
 func (x *ModelStatus_Refusals) GetReason() string {
@@ -7678,7 +7774,7 @@ type FamilyStatus_VariantShare struct {
 
 func (x *FamilyStatus_VariantShare) Reset() {
 	*x = FamilyStatus_VariantShare{}
-	mi := &file_control_control_proto_msgTypes[91]
+	mi := &file_control_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7690,7 +7786,7 @@ func (x *FamilyStatus_VariantShare) String() string {
 func (*FamilyStatus_VariantShare) ProtoMessage() {}
 
 func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[91]
+	mi := &file_control_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7703,7 +7799,7 @@ func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus_VariantShare.ProtoReflect.Descriptor instead.
 func (*FamilyStatus_VariantShare) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{67, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{68, 0}
 }
 
 func (x *FamilyStatus_VariantShare) GetModel() string {
@@ -7830,7 +7926,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\ttolerance\x18\x06 \x01(\x01R\ttolerance\x12\x0e\n" +
 	"\x02by\x18\a \x01(\tR\x02by\x12*\n" +
 	"\x0emax_difference\x18\b \x01(\x01H\x00R\rmaxDifference\x88\x01\x01B\x11\n" +
-	"\x0f_max_difference\"\x8f\x06\n" +
+	"\x0f_max_difference\"\xd2\x06\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
@@ -7857,7 +7953,14 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05parts\x18\x16 \x03(\v2\x17.muster.control.v1.PartR\x05parts\x124\n" +
 	"\bloadable\x18\x19 \x03(\v2\x18.muster.control.v1.ModelR\bloadable\x12\x14\n" +
 	"\x05could\x18\x1a \x03(\x04R\x05could\x12(\n" +
-	"\x03gpu\x18\x1b \x01(\v2\x16.muster.control.v1.GPUR\x03gpu\"\xd1\x01\n" +
+	"\x03gpu\x18\x1b \x01(\v2\x16.muster.control.v1.GPUR\x03gpu\x12A\n" +
+	"\n" +
+	"accuracies\x18\x1c \x03(\v2!.muster.control.v1.FamilyAccuracyR\n" +
+	"accuracies\"t\n" +
+	"\x0eFamilyAccuracy\x12\x16\n" +
+	"\x06family\x18\x01 \x01(\tR\x06family\x12!\n" +
+	"\fmin_accuracy\x18\x02 \x01(\x01R\vminAccuracy\x12'\n" +
+	"\x0ftarget_accuracy\x18\x03 \x01(\x01R\x0etargetAccuracy\"\xd1\x01\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -7966,7 +8069,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\adestroy\x18\b \x01(\bH\x00R\adestroyB\b\n" +
 	"\x06change\"D\n" +
 	"\vFleetCounts\x125\n" +
-	"\x06counts\x18\x01 \x03(\v2\x1d.muster.control.v1.FleetCountR\x06counts\"\x8b\x04\n" +
+	"\x06counts\x18\x01 \x03(\v2\x1d.muster.control.v1.FleetCountR\x06counts\"\xf6\x04\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +
@@ -7985,7 +8088,11 @@ const file_control_control_proto_rawDesc = "" +
 	"\x06number\x18\v \x01(\x04R\x06number\x12\x16\n" +
 	"\x06splits\x18\f \x01(\bR\x06splits\x12\x16\n" +
 	"\x06family\x18\x0e \x01(\tR\x06family\x12\x1a\n" +
-	"\baccuracy\x18\x0f \x01(\x01R\baccuracy\x12\x14\n" +
+	"\baccuracy\x18\x0f \x01(\x01R\baccuracy\x12!\n" +
+	"\fmin_accuracy\x18\x12 \x01(\x01R\vminAccuracy\x12'\n" +
+	"\x0ftarget_accuracy\x18\x13 \x01(\x01R\x0etargetAccuracy\x12\x1d\n" +
+	"\n" +
+	"states_for\x18\x14 \x01(\tR\tstatesFor\x12\x14\n" +
 	"\x05bytes\x18\x10 \x01(\x04R\x05bytes\x12\x17\n" +
 	"\aload_ns\x18\x11 \x01(\x03R\x06loadNs\"(\n" +
 	"\fWatchRequest\x12\x18\n" +
@@ -8469,7 +8576,7 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 92)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 93)
 var file_control_control_proto_goTypes = []any{
 	(*FileRequest)(nil),                     // 0: muster.control.v1.FileRequest
 	(*FileState)(nil),                       // 1: muster.control.v1.FileState
@@ -8486,223 +8593,225 @@ var file_control_control_proto_goTypes = []any{
 	(*AnswersCompared)(nil),                 // 12: muster.control.v1.AnswersCompared
 	(*SetReleaseRequest)(nil),               // 13: muster.control.v1.SetReleaseRequest
 	(*Member)(nil),                          // 14: muster.control.v1.Member
-	(*GPU)(nil),                             // 15: muster.control.v1.GPU
-	(*Part)(nil),                            // 16: muster.control.v1.Part
-	(*Rented)(nil),                          // 17: muster.control.v1.Rented
-	(*DesiredFleet)(nil),                    // 18: muster.control.v1.DesiredFleet
-	(*LearnedRenting)(nil),                  // 19: muster.control.v1.LearnedRenting
-	(*FleetCount)(nil),                      // 20: muster.control.v1.FleetCount
-	(*FleetRequest)(nil),                    // 21: muster.control.v1.FleetRequest
-	(*FleetState)(nil),                      // 22: muster.control.v1.FleetState
-	(*RentedMachine)(nil),                   // 23: muster.control.v1.RentedMachine
-	(*HeldChange)(nil),                      // 24: muster.control.v1.HeldChange
-	(*LackingKind)(nil),                     // 25: muster.control.v1.LackingKind
-	(*PricedKind)(nil),                      // 26: muster.control.v1.PricedKind
-	(*FleetProposal)(nil),                   // 27: muster.control.v1.FleetProposal
-	(*SetFleetRequest)(nil),                 // 28: muster.control.v1.SetFleetRequest
-	(*FleetCounts)(nil),                     // 29: muster.control.v1.FleetCounts
-	(*Model)(nil),                           // 30: muster.control.v1.Model
-	(*WatchRequest)(nil),                    // 31: muster.control.v1.WatchRequest
-	(*View)(nil),                            // 32: muster.control.v1.View
-	(*Leadership)(nil),                      // 33: muster.control.v1.Leadership
-	(*TypePrice)(nil),                       // 34: muster.control.v1.TypePrice
-	(*ClassPrice)(nil),                      // 35: muster.control.v1.ClassPrice
-	(*Profile)(nil),                         // 36: muster.control.v1.Profile
-	(*LaneLoad)(nil),                        // 37: muster.control.v1.LaneLoad
-	(*GatewayMessage)(nil),                  // 38: muster.control.v1.GatewayMessage
-	(*Failed)(nil),                          // 39: muster.control.v1.Failed
-	(*GatewayHello)(nil),                    // 40: muster.control.v1.GatewayHello
-	(*Submit)(nil),                          // 41: muster.control.v1.Submit
-	(*MatchMessage)(nil),                    // 42: muster.control.v1.MatchMessage
-	(*Split)(nil),                           // 43: muster.control.v1.Split
-	(*Assign)(nil),                          // 44: muster.control.v1.Assign
-	(*Reject)(nil),                          // 45: muster.control.v1.Reject
-	(*OfferAgain)(nil),                      // 46: muster.control.v1.OfferAgain
-	(*Election)(nil),                        // 47: muster.control.v1.Election
-	(*LeaderMessage)(nil),                   // 48: muster.control.v1.LeaderMessage
-	(*WorkerMessage)(nil),                   // 49: muster.control.v1.WorkerMessage
-	(*LayoutOrder)(nil),                     // 50: muster.control.v1.LayoutOrder
-	(*LanesOrder)(nil),                      // 51: muster.control.v1.LanesOrder
-	(*LayoutState)(nil),                     // 52: muster.control.v1.LayoutState
-	(*Placement)(nil),                       // 53: muster.control.v1.Placement
-	(*PlaceRequest)(nil),                    // 54: muster.control.v1.PlaceRequest
-	(*PlaceResponse)(nil),                   // 55: muster.control.v1.PlaceResponse
-	(*Completed)(nil),                       // 56: muster.control.v1.Completed
-	(*Held)(nil),                            // 57: muster.control.v1.Held
-	(*ProbeRequest)(nil),                    // 58: muster.control.v1.ProbeRequest
-	(*ProbeAnswer)(nil),                     // 59: muster.control.v1.ProbeAnswer
-	(*StatusRequest)(nil),                   // 60: muster.control.v1.StatusRequest
-	(*FleetStatus)(nil),                     // 61: muster.control.v1.FleetStatus
-	(*PlacementStatus)(nil),                 // 62: muster.control.v1.PlacementStatus
-	(*Proposal)(nil),                        // 63: muster.control.v1.Proposal
-	(*Plan)(nil),                            // 64: muster.control.v1.Plan
-	(*AgentStatus)(nil),                     // 65: muster.control.v1.AgentStatus
-	(*ModelStatus)(nil),                     // 66: muster.control.v1.ModelStatus
-	(*FamilyStatus)(nil),                    // 67: muster.control.v1.FamilyStatus
-	(*DemandRequest)(nil),                   // 68: muster.control.v1.DemandRequest
-	(*FleetDemand)(nil),                     // 69: muster.control.v1.FleetDemand
-	(*ModelDemand)(nil),                     // 70: muster.control.v1.ModelDemand
-	(*LearnedProfile)(nil),                  // 71: muster.control.v1.LearnedProfile
-	(*DrainRequest)(nil),                    // 72: muster.control.v1.DrainRequest
-	(*DrainResponse)(nil),                   // 73: muster.control.v1.DrainResponse
-	(*EventsRequest)(nil),                   // 74: muster.control.v1.EventsRequest
-	(*Event)(nil),                           // 75: muster.control.v1.Event
-	(*EventDetail)(nil),                     // 76: muster.control.v1.EventDetail
-	(*RotateKeysRequest)(nil),               // 77: muster.control.v1.RotateKeysRequest
-	(*KeysProgress)(nil),                    // 78: muster.control.v1.KeysProgress
-	(*ListKeysRequest)(nil),                 // 79: muster.control.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),                // 80: muster.control.v1.ListKeysResponse
-	(*AgentKeys)(nil),                       // 81: muster.control.v1.AgentKeys
-	(*KeyringRequest)(nil),                  // 82: muster.control.v1.KeyringRequest
-	(*LearnedRenting_BootTime)(nil),         // 83: muster.control.v1.LearnedRenting.BootTime
-	(*PlacementStatus_AgentPlaced)(nil),     // 84: muster.control.v1.PlacementStatus.AgentPlaced
-	(*Proposal_Load)(nil),                   // 85: muster.control.v1.Proposal.Load
-	(*Proposal_Instances)(nil),              // 86: muster.control.v1.Proposal.Instances
-	(*Plan_Choice)(nil),                     // 87: muster.control.v1.Plan.Choice
-	(*Plan_FleetCount)(nil),                 // 88: muster.control.v1.Plan.FleetCount
-	(*Plan_Gain)(nil),                       // 89: muster.control.v1.Plan.Gain
-	(*ModelStatus_Refusals)(nil),            // 90: muster.control.v1.ModelStatus.Refusals
-	(*FamilyStatus_VariantShare)(nil),       // 91: muster.control.v1.FamilyStatus.VariantShare
-	(*inference.ModelInferRequest)(nil),     // 92: inference.ModelInferRequest
-	(*inference.ModelInferResponse)(nil),    // 93: inference.ModelInferResponse
-	(*inference.ModelMetadataResponse)(nil), // 94: inference.ModelMetadataResponse
+	(*FamilyAccuracy)(nil),                  // 15: muster.control.v1.FamilyAccuracy
+	(*GPU)(nil),                             // 16: muster.control.v1.GPU
+	(*Part)(nil),                            // 17: muster.control.v1.Part
+	(*Rented)(nil),                          // 18: muster.control.v1.Rented
+	(*DesiredFleet)(nil),                    // 19: muster.control.v1.DesiredFleet
+	(*LearnedRenting)(nil),                  // 20: muster.control.v1.LearnedRenting
+	(*FleetCount)(nil),                      // 21: muster.control.v1.FleetCount
+	(*FleetRequest)(nil),                    // 22: muster.control.v1.FleetRequest
+	(*FleetState)(nil),                      // 23: muster.control.v1.FleetState
+	(*RentedMachine)(nil),                   // 24: muster.control.v1.RentedMachine
+	(*HeldChange)(nil),                      // 25: muster.control.v1.HeldChange
+	(*LackingKind)(nil),                     // 26: muster.control.v1.LackingKind
+	(*PricedKind)(nil),                      // 27: muster.control.v1.PricedKind
+	(*FleetProposal)(nil),                   // 28: muster.control.v1.FleetProposal
+	(*SetFleetRequest)(nil),                 // 29: muster.control.v1.SetFleetRequest
+	(*FleetCounts)(nil),                     // 30: muster.control.v1.FleetCounts
+	(*Model)(nil),                           // 31: muster.control.v1.Model
+	(*WatchRequest)(nil),                    // 32: muster.control.v1.WatchRequest
+	(*View)(nil),                            // 33: muster.control.v1.View
+	(*Leadership)(nil),                      // 34: muster.control.v1.Leadership
+	(*TypePrice)(nil),                       // 35: muster.control.v1.TypePrice
+	(*ClassPrice)(nil),                      // 36: muster.control.v1.ClassPrice
+	(*Profile)(nil),                         // 37: muster.control.v1.Profile
+	(*LaneLoad)(nil),                        // 38: muster.control.v1.LaneLoad
+	(*GatewayMessage)(nil),                  // 39: muster.control.v1.GatewayMessage
+	(*Failed)(nil),                          // 40: muster.control.v1.Failed
+	(*GatewayHello)(nil),                    // 41: muster.control.v1.GatewayHello
+	(*Submit)(nil),                          // 42: muster.control.v1.Submit
+	(*MatchMessage)(nil),                    // 43: muster.control.v1.MatchMessage
+	(*Split)(nil),                           // 44: muster.control.v1.Split
+	(*Assign)(nil),                          // 45: muster.control.v1.Assign
+	(*Reject)(nil),                          // 46: muster.control.v1.Reject
+	(*OfferAgain)(nil),                      // 47: muster.control.v1.OfferAgain
+	(*Election)(nil),                        // 48: muster.control.v1.Election
+	(*LeaderMessage)(nil),                   // 49: muster.control.v1.LeaderMessage
+	(*WorkerMessage)(nil),                   // 50: muster.control.v1.WorkerMessage
+	(*LayoutOrder)(nil),                     // 51: muster.control.v1.LayoutOrder
+	(*LanesOrder)(nil),                      // 52: muster.control.v1.LanesOrder
+	(*LayoutState)(nil),                     // 53: muster.control.v1.LayoutState
+	(*Placement)(nil),                       // 54: muster.control.v1.Placement
+	(*PlaceRequest)(nil),                    // 55: muster.control.v1.PlaceRequest
+	(*PlaceResponse)(nil),                   // 56: muster.control.v1.PlaceResponse
+	(*Completed)(nil),                       // 57: muster.control.v1.Completed
+	(*Held)(nil),                            // 58: muster.control.v1.Held
+	(*ProbeRequest)(nil),                    // 59: muster.control.v1.ProbeRequest
+	(*ProbeAnswer)(nil),                     // 60: muster.control.v1.ProbeAnswer
+	(*StatusRequest)(nil),                   // 61: muster.control.v1.StatusRequest
+	(*FleetStatus)(nil),                     // 62: muster.control.v1.FleetStatus
+	(*PlacementStatus)(nil),                 // 63: muster.control.v1.PlacementStatus
+	(*Proposal)(nil),                        // 64: muster.control.v1.Proposal
+	(*Plan)(nil),                            // 65: muster.control.v1.Plan
+	(*AgentStatus)(nil),                     // 66: muster.control.v1.AgentStatus
+	(*ModelStatus)(nil),                     // 67: muster.control.v1.ModelStatus
+	(*FamilyStatus)(nil),                    // 68: muster.control.v1.FamilyStatus
+	(*DemandRequest)(nil),                   // 69: muster.control.v1.DemandRequest
+	(*FleetDemand)(nil),                     // 70: muster.control.v1.FleetDemand
+	(*ModelDemand)(nil),                     // 71: muster.control.v1.ModelDemand
+	(*LearnedProfile)(nil),                  // 72: muster.control.v1.LearnedProfile
+	(*DrainRequest)(nil),                    // 73: muster.control.v1.DrainRequest
+	(*DrainResponse)(nil),                   // 74: muster.control.v1.DrainResponse
+	(*EventsRequest)(nil),                   // 75: muster.control.v1.EventsRequest
+	(*Event)(nil),                           // 76: muster.control.v1.Event
+	(*EventDetail)(nil),                     // 77: muster.control.v1.EventDetail
+	(*RotateKeysRequest)(nil),               // 78: muster.control.v1.RotateKeysRequest
+	(*KeysProgress)(nil),                    // 79: muster.control.v1.KeysProgress
+	(*ListKeysRequest)(nil),                 // 80: muster.control.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),                // 81: muster.control.v1.ListKeysResponse
+	(*AgentKeys)(nil),                       // 82: muster.control.v1.AgentKeys
+	(*KeyringRequest)(nil),                  // 83: muster.control.v1.KeyringRequest
+	(*LearnedRenting_BootTime)(nil),         // 84: muster.control.v1.LearnedRenting.BootTime
+	(*PlacementStatus_AgentPlaced)(nil),     // 85: muster.control.v1.PlacementStatus.AgentPlaced
+	(*Proposal_Load)(nil),                   // 86: muster.control.v1.Proposal.Load
+	(*Proposal_Instances)(nil),              // 87: muster.control.v1.Proposal.Instances
+	(*Plan_Choice)(nil),                     // 88: muster.control.v1.Plan.Choice
+	(*Plan_FleetCount)(nil),                 // 89: muster.control.v1.Plan.FleetCount
+	(*Plan_Gain)(nil),                       // 90: muster.control.v1.Plan.Gain
+	(*ModelStatus_Refusals)(nil),            // 91: muster.control.v1.ModelStatus.Refusals
+	(*FamilyStatus_VariantShare)(nil),       // 92: muster.control.v1.FamilyStatus.VariantShare
+	(*inference.ModelInferRequest)(nil),     // 93: inference.ModelInferRequest
+	(*inference.ModelInferResponse)(nil),    // 94: inference.ModelInferResponse
+	(*inference.ModelMetadataResponse)(nil), // 95: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
-	92,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
-	93,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
+	93,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
+	94,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
 	10,  // 2: muster.control.v1.ReleaseResponse.releases:type_name -> muster.control.v1.ReleaseState
 	7,   // 3: muster.control.v1.ReleaseState.release:type_name -> muster.control.v1.Release
 	11,  // 4: muster.control.v1.ReleaseState.current:type_name -> muster.control.v1.VersionCounts
 	11,  // 5: muster.control.v1.ReleaseState.canary:type_name -> muster.control.v1.VersionCounts
 	12,  // 6: muster.control.v1.ReleaseState.answers:type_name -> muster.control.v1.AnswersCompared
-	30,  // 7: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
-	17,  // 8: muster.control.v1.Member.rented:type_name -> muster.control.v1.Rented
-	16,  // 9: muster.control.v1.Member.parts:type_name -> muster.control.v1.Part
-	30,  // 10: muster.control.v1.Member.loadable:type_name -> muster.control.v1.Model
-	15,  // 11: muster.control.v1.Member.gpu:type_name -> muster.control.v1.GPU
-	20,  // 12: muster.control.v1.DesiredFleet.counts:type_name -> muster.control.v1.FleetCount
-	19,  // 13: muster.control.v1.DesiredFleet.learned:type_name -> muster.control.v1.LearnedRenting
-	83,  // 14: muster.control.v1.LearnedRenting.boots:type_name -> muster.control.v1.LearnedRenting.BootTime
-	18,  // 15: muster.control.v1.FleetState.desired:type_name -> muster.control.v1.DesiredFleet
-	23,  // 16: muster.control.v1.FleetState.machines:type_name -> muster.control.v1.RentedMachine
-	20,  // 17: muster.control.v1.FleetState.foreign:type_name -> muster.control.v1.FleetCount
-	24,  // 18: muster.control.v1.FleetState.held:type_name -> muster.control.v1.HeldChange
-	25,  // 19: muster.control.v1.FleetState.lacking:type_name -> muster.control.v1.LackingKind
-	27,  // 20: muster.control.v1.FleetState.proposal:type_name -> muster.control.v1.FleetProposal
-	26,  // 21: muster.control.v1.FleetState.prices:type_name -> muster.control.v1.PricedKind
-	20,  // 22: muster.control.v1.FleetProposal.counts:type_name -> muster.control.v1.FleetCount
-	29,  // 23: muster.control.v1.SetFleetRequest.counts:type_name -> muster.control.v1.FleetCounts
-	20,  // 24: muster.control.v1.FleetCounts.counts:type_name -> muster.control.v1.FleetCount
-	94,  // 25: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
-	14,  // 26: muster.control.v1.View.members:type_name -> muster.control.v1.Member
-	33,  // 27: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
-	34,  // 28: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
-	36,  // 29: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
-	37,  // 30: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
-	30,  // 31: muster.control.v1.View.models:type_name -> muster.control.v1.Model
-	7,   // 32: muster.control.v1.View.releases:type_name -> muster.control.v1.Release
-	35,  // 33: muster.control.v1.TypePrice.classes:type_name -> muster.control.v1.ClassPrice
-	40,  // 34: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
-	41,  // 35: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
-	44,  // 36: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
-	39,  // 37: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
-	12,  // 38: muster.control.v1.GatewayMessage.compared:type_name -> muster.control.v1.AnswersCompared
-	44,  // 39: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
-	45,  // 40: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
-	46,  // 41: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
-	33,  // 42: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
-	34,  // 43: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
-	36,  // 44: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
-	43,  // 45: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
-	47,  // 46: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
-	33,  // 47: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
-	34,  // 48: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
-	36,  // 49: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
-	63,  // 50: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
-	50,  // 51: muster.control.v1.LeaderMessage.layout:type_name -> muster.control.v1.LayoutOrder
-	53,  // 52: muster.control.v1.LeaderMessage.placement:type_name -> muster.control.v1.Placement
-	18,  // 53: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
-	51,  // 54: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
-	7,   // 55: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
-	64,  // 56: muster.control.v1.LeaderMessage.plan:type_name -> muster.control.v1.Plan
-	47,  // 57: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
-	14,  // 58: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
-	56,  // 59: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
-	57,  // 60: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
-	52,  // 61: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
-	18,  // 62: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
-	7,   // 63: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
-	30,  // 64: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
-	32,  // 65: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
-	65,  // 66: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
-	66,  // 67: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	63,  // 68: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
-	67,  // 69: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
-	62,  // 70: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
-	64,  // 71: muster.control.v1.FleetStatus.plan:type_name -> muster.control.v1.Plan
-	84,  // 72: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
-	85,  // 73: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
-	85,  // 74: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
-	86,  // 75: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
-	86,  // 76: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
-	87,  // 77: muster.control.v1.Plan.now:type_name -> muster.control.v1.Plan.Choice
-	87,  // 78: muster.control.v1.Plan.proposed:type_name -> muster.control.v1.Plan.Choice
-	89,  // 79: muster.control.v1.Plan.more:type_name -> muster.control.v1.Plan.Gain
-	90,  // 80: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
-	91,  // 81: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
-	33,  // 82: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
-	14,  // 83: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
-	70,  // 84: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
-	71,  // 85: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
-	76,  // 86: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
-	81,  // 87: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
-	81,  // 88: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
-	88,  // 89: muster.control.v1.Plan.Choice.instances:type_name -> muster.control.v1.Plan.FleetCount
-	6,   // 90: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	31,  // 91: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	38,  // 92: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	48,  // 93: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	58,  // 94: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	4,   // 95: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
-	60,  // 96: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	68,  // 97: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
-	72,  // 98: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	77,  // 99: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
-	79,  // 100: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
-	74,  // 101: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
-	54,  // 102: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
-	21,  // 103: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
-	28,  // 104: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
-	8,   // 105: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
-	13,  // 106: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
-	82,  // 107: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
-	0,   // 108: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
-	2,   // 109: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
-	14,  // 110: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	32,  // 111: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	42,  // 112: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	49,  // 113: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	59,  // 114: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	5,   // 115: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
-	61,  // 116: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	69,  // 117: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
-	73,  // 118: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	78,  // 119: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
-	80,  // 120: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
-	75,  // 121: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
-	55,  // 122: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
-	22,  // 123: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
-	22,  // 124: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
-	9,   // 125: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
-	9,   // 126: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
-	81,  // 127: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
-	1,   // 128: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
-	3,   // 129: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
-	110, // [110:130] is the sub-list for method output_type
-	90,  // [90:110] is the sub-list for method input_type
-	90,  // [90:90] is the sub-list for extension type_name
-	90,  // [90:90] is the sub-list for extension extendee
-	0,   // [0:90] is the sub-list for field type_name
+	31,  // 7: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
+	18,  // 8: muster.control.v1.Member.rented:type_name -> muster.control.v1.Rented
+	17,  // 9: muster.control.v1.Member.parts:type_name -> muster.control.v1.Part
+	31,  // 10: muster.control.v1.Member.loadable:type_name -> muster.control.v1.Model
+	16,  // 11: muster.control.v1.Member.gpu:type_name -> muster.control.v1.GPU
+	15,  // 12: muster.control.v1.Member.accuracies:type_name -> muster.control.v1.FamilyAccuracy
+	21,  // 13: muster.control.v1.DesiredFleet.counts:type_name -> muster.control.v1.FleetCount
+	20,  // 14: muster.control.v1.DesiredFleet.learned:type_name -> muster.control.v1.LearnedRenting
+	84,  // 15: muster.control.v1.LearnedRenting.boots:type_name -> muster.control.v1.LearnedRenting.BootTime
+	19,  // 16: muster.control.v1.FleetState.desired:type_name -> muster.control.v1.DesiredFleet
+	24,  // 17: muster.control.v1.FleetState.machines:type_name -> muster.control.v1.RentedMachine
+	21,  // 18: muster.control.v1.FleetState.foreign:type_name -> muster.control.v1.FleetCount
+	25,  // 19: muster.control.v1.FleetState.held:type_name -> muster.control.v1.HeldChange
+	26,  // 20: muster.control.v1.FleetState.lacking:type_name -> muster.control.v1.LackingKind
+	28,  // 21: muster.control.v1.FleetState.proposal:type_name -> muster.control.v1.FleetProposal
+	27,  // 22: muster.control.v1.FleetState.prices:type_name -> muster.control.v1.PricedKind
+	21,  // 23: muster.control.v1.FleetProposal.counts:type_name -> muster.control.v1.FleetCount
+	30,  // 24: muster.control.v1.SetFleetRequest.counts:type_name -> muster.control.v1.FleetCounts
+	21,  // 25: muster.control.v1.FleetCounts.counts:type_name -> muster.control.v1.FleetCount
+	95,  // 26: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	14,  // 27: muster.control.v1.View.members:type_name -> muster.control.v1.Member
+	34,  // 28: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
+	35,  // 29: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
+	37,  // 30: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
+	38,  // 31: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
+	31,  // 32: muster.control.v1.View.models:type_name -> muster.control.v1.Model
+	7,   // 33: muster.control.v1.View.releases:type_name -> muster.control.v1.Release
+	36,  // 34: muster.control.v1.TypePrice.classes:type_name -> muster.control.v1.ClassPrice
+	41,  // 35: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
+	42,  // 36: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
+	45,  // 37: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
+	40,  // 38: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
+	12,  // 39: muster.control.v1.GatewayMessage.compared:type_name -> muster.control.v1.AnswersCompared
+	45,  // 40: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
+	46,  // 41: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
+	47,  // 42: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
+	34,  // 43: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
+	35,  // 44: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
+	37,  // 45: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
+	44,  // 46: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
+	48,  // 47: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
+	34,  // 48: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
+	35,  // 49: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
+	37,  // 50: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
+	64,  // 51: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
+	51,  // 52: muster.control.v1.LeaderMessage.layout:type_name -> muster.control.v1.LayoutOrder
+	54,  // 53: muster.control.v1.LeaderMessage.placement:type_name -> muster.control.v1.Placement
+	19,  // 54: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	52,  // 55: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
+	7,   // 56: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
+	65,  // 57: muster.control.v1.LeaderMessage.plan:type_name -> muster.control.v1.Plan
+	48,  // 58: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
+	14,  // 59: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
+	57,  // 60: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
+	58,  // 61: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
+	53,  // 62: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
+	19,  // 63: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	7,   // 64: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
+	31,  // 65: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
+	33,  // 66: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
+	66,  // 67: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
+	67,  // 68: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
+	64,  // 69: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
+	68,  // 70: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
+	63,  // 71: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
+	65,  // 72: muster.control.v1.FleetStatus.plan:type_name -> muster.control.v1.Plan
+	85,  // 73: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
+	86,  // 74: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
+	86,  // 75: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
+	87,  // 76: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
+	87,  // 77: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
+	88,  // 78: muster.control.v1.Plan.now:type_name -> muster.control.v1.Plan.Choice
+	88,  // 79: muster.control.v1.Plan.proposed:type_name -> muster.control.v1.Plan.Choice
+	90,  // 80: muster.control.v1.Plan.more:type_name -> muster.control.v1.Plan.Gain
+	91,  // 81: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
+	92,  // 82: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
+	34,  // 83: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
+	14,  // 84: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
+	71,  // 85: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
+	72,  // 86: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
+	77,  // 87: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
+	82,  // 88: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	82,  // 89: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	89,  // 90: muster.control.v1.Plan.Choice.instances:type_name -> muster.control.v1.Plan.FleetCount
+	6,   // 91: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	32,  // 92: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	39,  // 93: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	49,  // 94: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	59,  // 95: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	4,   // 96: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
+	61,  // 97: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	69,  // 98: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
+	73,  // 99: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	78,  // 100: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	80,  // 101: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	75,  // 102: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
+	55,  // 103: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
+	22,  // 104: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
+	29,  // 105: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
+	8,   // 106: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
+	13,  // 107: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
+	83,  // 108: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	0,   // 109: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
+	2,   // 110: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
+	14,  // 111: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	33,  // 112: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	43,  // 113: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	50,  // 114: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	60,  // 115: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	5,   // 116: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
+	62,  // 117: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	70,  // 118: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
+	74,  // 119: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	79,  // 120: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	81,  // 121: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	76,  // 122: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
+	56,  // 123: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
+	23,  // 124: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
+	23,  // 125: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
+	9,   // 126: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
+	9,   // 127: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
+	82,  // 128: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	1,   // 129: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
+	3,   // 130: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
+	111, // [111:131] is the sub-list for method output_type
+	91,  // [91:111] is the sub-list for method input_type
+	91,  // [91:91] is the sub-list for extension type_name
+	91,  // [91:91] is the sub-list for extension extendee
+	0,   // [0:91] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -8713,7 +8822,7 @@ func file_control_control_proto_init() {
 	file_control_control_proto_msgTypes[5].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[7].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[13].OneofWrappers = []any{}
-	file_control_control_proto_msgTypes[28].OneofWrappers = []any{
+	file_control_control_proto_msgTypes[29].OneofWrappers = []any{
 		(*SetFleetRequest_Counts)(nil),
 		(*SetFleetRequest_Policy)(nil),
 		(*SetFleetRequest_Approve)(nil),
@@ -8721,16 +8830,16 @@ func file_control_control_proto_init() {
 		(*SetFleetRequest_Adopt)(nil),
 		(*SetFleetRequest_Destroy)(nil),
 	}
-	file_control_control_proto_msgTypes[39].OneofWrappers = []any{}
-	file_control_control_proto_msgTypes[66].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[40].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[67].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[68].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   92,
+			NumMessages:   93,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

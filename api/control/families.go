@@ -30,12 +30,17 @@ type Variant struct {
 	Serving bool
 }
 
-// BestVariants returns the accuracies of the best variants of the members' families, held or not.
+// BestVariants returns the accuracies of the best variants of the members' families, held or not,
+// and what is stated for the families.
 func BestVariants(members []*Member) accuracy.Best {
 	best := accuracy.Best{}
 	for _, member := range members {
+		for _, a := range member.GetAccuracies() {
+			best.Require(a.GetFamily(), a.GetMinAccuracy())
+		}
 		for _, of := range [][]*Model{member.GetModels(), member.GetLoadable()} {
 			for _, m := range of {
+				best.Require(m.GetStatesFor(), m.GetMinAccuracy())
 				if m.GetFamily() != "" {
 					best.Add(m.GetFamily(), m.GetAccuracy())
 				}

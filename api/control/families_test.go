@@ -80,14 +80,31 @@ func TestFamiliesLeaveOut(t *testing.T) {
 	}
 	guess := &Member{Name: "older", Models: []*Model{variant("guess", .044)}}
 	for want, members := range map[string][]*Member{
-		"[guess]":        {guess},
-		"[wnd half]":     {guess, {Name: "b", Models: []*Model{variant("wnd", 1), variant("half", .5)}}},
-		"[wnd]":          {guess, {Name: "c", Loadable: []*Model{variant("wnd", 1)}}},
-		"[unknown half]": {guess, {Name: "d", Models: []*Model{variant("unknown", 0), variant("half", .5)}}},
+		"[guess]":         {guess},
+		"[wnd fifth]":     {guess, {Name: "b", Models: []*Model{variant("wnd", 1), variant("fifth", .8)}}},
+		"[wnd]":           {guess, {Name: "c", Loadable: []*Model{variant("wnd", 1)}}},
+		"[unknown fifth]": {guess, {Name: "d", Models: []*Model{variant("unknown", 0), variant("fifth", .8)}}},
 	} {
 		if got := fmt.Sprint(Families(members)["ctr"].Names()); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
+	}
+	// What any model states for the family counts, whether it answers for it or not.
+	states := variant("fifth", .8)
+	states.Family, states.StatesFor, states.MinAccuracy = "", "ctr", .99
+	got := fmt.Sprint(Families([]*Member{
+		{Name: "a", Models: []*Model{variant("wnd", 1), variant("wnd-int8", .98)}},
+		{Name: "b", Models: []*Model{states}},
+	})["ctr"].Names())
+	if got != "[wnd]" {
+		t.Errorf("of at least .99: got %s, want [wnd]", got)
+	}
+	got = fmt.Sprint(Families([]*Member{
+		{Name: "a", Models: []*Model{variant("wnd", 1), variant("wnd-int8", .98)}},
+		{Name: "b", Accuracies: []*FamilyAccuracy{{Family: "ctr", MinAccuracy: .99}}},
+	})["ctr"].Names())
+	if got != "[wnd]" {
+		t.Errorf("by a fleet.yaml of at least .99: got %s, want [wnd]", got)
 	}
 }
 

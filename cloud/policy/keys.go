@@ -63,6 +63,21 @@ func (r *reader) policyKeys(p *Policy) []document.Key {
 			Read:    r.section("limits", r.limitKeys(p)), Keys: r.limitKeys(p),
 		},
 		{
+			Name: "families", Type: "mapping from the names of families",
+			Meaning: "what is stated for [families](families.md), beside what their model.yaml " +
+				"state: the largest counts. Agents of before this key refuse a file that has it, " +
+				"and as the leader rent nothing by it: upgrade all of them first.",
+			Read: func(_ string, n *yaml.Node) {
+				p.Families = map[string]Accuracy{}
+				r.readMapping(n, "families: ", func(key, value *yaml.Node) {
+					var a Accuracy
+					r.readSection(value, "families."+key.Value, r.accuracyKeys(&a))
+					p.Families[key.Value] = a
+				})
+			},
+			Keys: r.accuracyKeys(new(Accuracy)), Of: ".FAMILY",
+		},
+		{
 			Name: "spare", Type: "0 or 1", Default: strconv.Itoa(p.Spare),
 			Meaning: "with 1 the rest of the fleet can serve the whole load after the loss of any " +
 				"one machine, or of all spot machines of one type.",
@@ -131,6 +146,25 @@ func (r *reader) objectiveKeys(p *Policy) []document.Key {
 			Meaning: "is spent for the highest rate, in place of planning for `rate`.",
 			Read: func(_ string, n *yaml.Node) {
 				p.Budget = r.readNumber(n, 0, 1e6, "$/hr above 0")
+			},
+		},
+	}
+}
+
+func (r *reader) accuracyKeys(a *Accuracy) []document.Key {
+	return []document.Key{
+		{
+			Name: "min_accuracy", Type: share,
+			Meaning: "the least accuracy of a variant that answers for the family.",
+			Read: func(_ string, n *yaml.Node) {
+				a.Min = r.readShare(n)
+			},
+		},
+		{
+			Name: "target_accuracy", Type: share,
+			Meaning: "the mean accuracy of the family's answers that plans aim at.",
+			Read: func(_ string, n *yaml.Node) {
+				a.Target = r.readShare(n)
 			},
 		},
 	}

@@ -44,6 +44,8 @@ type Policy struct {
 	MaxPrice     float64
 	MinInstances int
 	Types        map[profiles.InstanceType]choose.Limits // the types to choose from
+	// Families is what is stated for families, by name.
+	Families map[string]Accuracy
 	// Calm is how long nothing is returned that was needed within.
 	Calm     time.Duration
 	Launches int     // at a time
@@ -57,6 +59,12 @@ type Policy struct {
 	// One of them is not nil.
 	EC2     *EC2
 	Process *Process
+}
+
+// An Accuracy is what is stated for a family, in (0, 1]; 0: nothing.
+type Accuracy struct {
+	Min    float64 // of a variant that answers for it
+	Target float64 // the mean of its answers that plans aim at
 }
 
 // EC2 says where and from what instances are launched.

@@ -21,6 +21,7 @@ change: {launches: 4, drains: 20%, threshold: 0.07, window: "mon-fri 06:00-22:00
 ec2: {region: us-east-1, template: worker, template_version: "7", subnets: [subnet-a, subnet-b]}
 spare: 1
 spot: {share: 50%, max_pool: 0.4}
+families: {rank: {min_accuracy: .99, target_accuracy: 0.995}, feed: {min_accuracy: 90%}}
 `
 
 func TestParse(t *testing.T) {
@@ -35,6 +36,10 @@ func TestParse(t *testing.T) {
 		p.SpotShare != 0.5 || p.MaxPool != 0.4 || p.Threshold != 0.07 || len(p.EC2.Subnets) != 2 ||
 		p.Provider() != "ec2" {
 		t.Errorf("%+v", p)
+	}
+	if len(p.Families) != 2 || p.Families["rank"] != (Accuracy{.99, .995}) ||
+		p.Families["feed"] != (Accuracy{Min: .9}) {
+		t.Errorf("of families it states %+v", p.Families)
 	}
 	least, err := Parse("fleet.yaml", "fleet: a\nlimits: {max_price_usd_per_hour: 1, types: "+
 		"{r5n.large: {}}}\nprocess: {dir: d, models: m}\n")
@@ -72,6 +77,8 @@ func TestFaults(t *testing.T) {
 		{"mon-fri 06:00-22:00 UTC", "mon-fry 06:00-22:00 UTC", `days "mon-fry"`},
 		{"mon-fri 06:00-22:00 UTC", "22:00-06:00 UTC", "end before they begin"},
 		{"calm: 20m", "process: {dir: a, models: b}", "two providers, ec2 and process: want one"},
+		{"min_accuracy: .99", "min_accuracy: 2", `f:13: "2", want a share`},
+		{"min_accuracy: .99", "accuracy: 1", `f:13: families.rank: unknown key "accuracy"`},
 		{"spare: 1", "spare: 2", "f:11: spare: 2, want 0 or 1"},
 		{"share: 50%", "share: 150%", `f:12: "150%", want a share`},
 		{"max_pool", "max-pool", `f:12: spot: unknown key "max-pool", want one of max_pool, share`},

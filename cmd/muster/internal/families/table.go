@@ -36,7 +36,8 @@ type measuredVariant struct {
 	Dominated string        `json:"dominated_by,omitempty"`
 	// TooInaccurate is whether it does not answer for the family, with the best of these models in
 	// it.
-	TooInaccurate bool `json:"too_inaccurate,omitempty"`
+	TooInaccurate bool    `json:"too_inaccurate,omitempty"`
+	floor         float64 // the least accuracy that would do
 }
 
 // tableOf makes the lines of the table.
@@ -44,6 +45,11 @@ func tableOf(versions []*models.Version, scores []evaluate.Score, latencies [][]
 	[]measuredVariant, error) {
 	beside := slices.IndexFunc(scores, func(s evaluate.Score) bool { return s.Model == s.Beside })
 	best := scores[beside].Value
+	ofBest := accuracy.Best{} // the best of these models is that of the family
+	ofBest.Add("", 1)
+	for _, v := range versions {
+		ofBest.Require("", v.Config.MinAccuracy)
+	}
 	var list []measuredVariant
 	for i, s := range scores {
 		m := measuredVariant{
@@ -57,7 +63,7 @@ func tableOf(versions []*models.Version, scores []evaluate.Score, latencies [][]
 		if m.Bytes, err = bytesOf(filepath.Dir(versions[i].Path)); err != nil {
 			return nil, err
 		}
-		m.TooInaccurate = accuracy.Best{"": 1}.Excludes("", m.Accuracy)
+		m.TooInaccurate, m.floor = ofBest.Excludes("", m.Accuracy), ofBest[""].Floor()
 		list = append(list, m)
 	}
 	for i := range list {
@@ -136,9 +142,9 @@ func printTable(w io.Writer, list []measuredVariant, rows int, against string) e
 	for _, m := range list {
 		if m.TooInaccurate {
 			fmt.Fprintf(w, "WARNING: %s is too inaccurate to answer for a family: its accuracy is "+
-				"%.4f, less than %v of the best one's. Agents serve it under its own name only; delete it, "+
-				"or make a more accurate one.\n",
-				terminal.Plain(m.Model), m.Accuracy, accuracy.MinRatio)
+				"%.4f, less than %.4g. Agents serve it under its own name only; delete it, make a more "+
+				"accurate one, or state a lower min_accuracy in model.yaml.\n",
+				terminal.Plain(m.Model), m.Accuracy, m.floor)
 		}
 	}
 	return nil
