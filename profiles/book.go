@@ -170,7 +170,8 @@ func (b *Book) shippedTable(key Key) *Table {
 
 const (
 	// keptVersions is how many unused versions Forget keeps of a model on one class of lanes, the
-	// newest ones: a new version starts from them, and a version that returns continues. Chosen.
+	// newest ones: a new version starts from them, and a version that returns continues. Chosen: a
+	// rollback returns to the last version or the one before.
 	keptVersions = 2
 	// keptUnused is how many unused keys Forget keeps in all, those updated last. Chosen, as the
 	// two below; they bound the file that an agent saves.

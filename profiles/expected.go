@@ -80,7 +80,8 @@ func (b *Book) ProfileErrors(family func(model string) string) *ProfileErrors {
 	return s
 }
 
-// inheritedQueries is how many queries a profile that was learned elsewhere counts for; chosen.
+// inheritedQueries is how many queries a profile that was learned elsewhere counts for. Chosen: as
+// many as a lane's own need to be a good profile, so that both weigh alike then.
 const inheritedQueries = 32
 
 // departureOf returns the ratio of a learner's latencies to those of the profile before any query

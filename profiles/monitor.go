@@ -62,7 +62,7 @@ const (
 	settleTime   = 30 * time.Second
 	minSettled   = 100
 	// What comes in the first warmUp is no part of the first reference: clients that begin, or
-	// queries that had waited for a leader. Chosen.
+	// queries that had waited for a leader. Chosen: an election takes about a second.
 	warmUp        = time.Second
 	referenceBins = 16
 	falseAlarms   = 1e-4
