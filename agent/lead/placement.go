@@ -32,7 +32,8 @@ import (
 )
 
 const (
-	// placingRest is the least time between two steps of the replanner. Chosen.
+	// placingRest is the least time between two steps of the replanner. Chosen: loads take seconds,
+	// so nothing is gained by steps more often, and a burst of news makes one step.
 	placingRest = 100 * time.Millisecond
 	// tablesEvery is how often the replanner gets new latencies and batch sizes. Chosen: half of
 	// the replanner's period.

@@ -9,7 +9,8 @@ import (
 )
 
 // forgotten is how long an agent that may lead may be gone until it does not count any more, while
-// most of the others are there. Chosen.
+// most of the others are there. Chosen: longer than a night in which nobody repairs a machine; one
+// that is gone for good bars changes for no longer than a day.
 const forgotten = 24 * time.Hour
 
 // electors are the agents that may lead, by address: a name changes with each start. A leader that

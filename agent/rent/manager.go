@@ -191,7 +191,8 @@ func (r *Manager) Said(epoch uint64, member string, d *control.DesiredFleet) boo
 	return r.Heard(d)
 }
 
-// keepWait is how long a change waits for most of the agents that may lead. Chosen.
+// keepWait is how long a change waits for most of the agents that may lead. Chosen: they answer in
+// milliseconds, and one that does not is replaced as a leader within a second or two.
 const keepWait = 3 * time.Second
 
 // countKnowing returns how many agents may lead, and how many of these have said in this term that they
