@@ -20,7 +20,8 @@ const (
 	slack = 0.8
 )
 
-// patience is after how many calm periods a tenant loses a worker; chosen.
+// patience is after how many calm periods a tenant loses a worker. Chosen: a pause of one or two
+// periods between bursts takes no worker away, and three seconds waste little.
 const patience = 3
 
 // Adjust gives each of two tenants its workers and ways for the next period: Hera's Algorithm 3. A

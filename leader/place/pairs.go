@@ -9,7 +9,7 @@ import (
 
 // Bounds of the pairs to choose from: a model of low worker scalability is combined with its
 // bestPartners best partners, and each pair gets bestSplits splits of the cores, from one end to
-// the other. Chosen; the number of pairs multiplies the program.
+// the other. Chosen: the best partners matter most, and the number of pairs multiplies the program.
 const (
 	bestPartners = 3
 	bestSplits   = 4

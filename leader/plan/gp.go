@@ -104,7 +104,7 @@ func condition(at []Configuration, z *mat.VecDense, kernel *kernel, nugget float
 }
 
 // predictBlock is how many configurations predict handles at a time; it bounds predict's memory.
-// Chosen.
+// Chosen: a block's row for each observation fits into a core's cache.
 const predictBlock = 1024
 
 // predictAt writes the mean and standard deviation of the process at each configuration.

@@ -9,7 +9,8 @@ import (
 )
 
 const (
-	// maxAlone is the largest number of instances of one type that searchLimits tries. Chosen.
+	// maxAlone is the largest number of instances of one type that searchLimits tries. Chosen:
+	// RIBBON's method evaluates pools of dozens, and each number costs a simulation.
 	maxAlone = 256
 	// noMore is the smallest increase of the share of queries within QoS for which one more
 	// instance counts as useful; chosen.

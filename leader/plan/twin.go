@@ -33,10 +33,10 @@ const (
 	// about twinError near a target of 99 %. Part of the error is common to similar configurations.
 	twinError = 0.15
 	// twinWrong is how many standard deviations a prediction may be off before the search goes on
-	// without the model. Chosen.
+	// without the model. Chosen: a right model is off by so many in one case of 370.
 	twinWrong = 3
 	// A configuration is evaluated if the chance that it meets the target is at least twinChance.
-	// Chosen.
+	// Chosen: each evaluation is a simulation, and twenty of these find one that meets the target.
 	twinChance = 0.05
 	// A configuration with one instance less than the best is evaluated unless the model predicts a
 	// share below nearlyServed: then it is so overloaded that it would miss the target even if the

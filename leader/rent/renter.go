@@ -21,11 +21,13 @@ const (
 const slack = 1e-9
 
 // deaf is how long an agent that was told to drain may fail to say that it drains before it counts
-// as one that serves. Chosen.
+// as one that serves. Chosen: agents say so in a second, and a leader that has just changed asks
+// them again.
 const deaf = 30 * time.Second
 
 // restart is how long an agent that restarts may be away. After that an instance that drains is
-// returned; before, one that is only out of sight may still answer queries. Chosen.
+// returned; before, one that is only out of sight may still answer queries. Chosen: a drain of 30 s
+// and a start with the load of models fit.
 const restart = 90 * time.Second
 
 // slow is the factor of latency from which an agent goes before others of its type: that from which

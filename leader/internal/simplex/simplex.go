@@ -106,7 +106,8 @@ func (l *Program) Solve() {
 	l.optimize()
 }
 
-// maxUpdates bounds the updates of the inverse, each of which adds rounding; chosen.
+// maxUpdates bounds the updates of the inverse, each of which adds rounding. Chosen: a fresh
+// inverse costs as much as some dozen updates, so the cost is spread over many.
 const maxUpdates = 100
 
 // optimize pivots from the present basis until no column gains.

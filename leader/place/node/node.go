@@ -71,7 +71,8 @@ type modelPeriod struct {
 	weight, time, square float64
 }
 
-// forget is the factor by which each period reduces the weight of earlier runs (EWMA); chosen.
+// forget is the factor by which each period reduces the weight of earlier runs (EWMA). Chosen:
+// three periods count, so a change shows in a few seconds and a period with few runs has help.
 const forget = 0.7
 
 // Answered notes that an agent has run a query: for how long, with the share of a run of several,

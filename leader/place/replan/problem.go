@@ -116,7 +116,8 @@ const lasting = 10 * time.Minute
 // accuracy in the simulation of docs/internals/placement.md.
 const disturbance = 10
 
-// usualLoad is how long the load of a model takes of which nothing is known; chosen.
+// usualLoad is how long a model of which nothing is known takes to load. Chosen: models of some
+// hundred MB take one to ten seconds.
 const usualLoad = 5 * time.Second
 
 // Solve solves the problem. It takes below a second of a core and may run beside a step.
@@ -503,8 +504,8 @@ func (p *Problem) latenciesOf(v *Variant, t names.LaneType) Latencies {
 	return slowest
 }
 
-// maxClasses is how many size classes a family has at most. Chosen; each class multiplies the
-// program.
+// maxClasses is how many size classes a family has at most. Chosen: variants differ in time by size
+// mostly between small, usual and large queries, and each class multiplies the program.
 const maxClasses = 4
 
 // cutBatchSizes divides the batch sizes of each family into classes. A class ends at the largest
@@ -557,7 +558,8 @@ func (p *Problem) inTime(f int, l Latencies) int {
 }
 
 // room is the part of the QoS target within which a run should end, where some agent can do that:
-// the rest is for waiting. Chosen.
+// the rest is for waiting. Chosen: at usual loads a query waits for part of a run, and a run that
+// takes the whole target is late if it waits at all.
 const room = .7
 
 // setTimeLimits sets, by family and bin, the longest run that counts as in time.

@@ -17,8 +17,9 @@ type travel struct {
 	waits []Wait
 }
 
-// patience is how long an agent may take to change beyond ten times what its loads usually take;
-// chosen.
+// patience is how long an agent may take to change beyond ten times what its loads usually take.
+// Chosen: a fetch from a slow store still ends, and other agents do not wait for ever for one that
+// hangs.
 const patience = 2 * time.Minute
 
 // Lanes of an agent that changes count in one of two ways. Those that are away may serve nothing of
