@@ -22,7 +22,9 @@ const (
 	highestRank   = tensor.MaxRank
 )
 
-// fewTensors is how many tensors are compared with each other rather than by a map. Chosen.
+// fewTensors is how many tensors are compared with each other rather than by a map. Chosen: most
+// queries have a few, for which a map costs an allocation; with more, comparing grows with the
+// square.
 const fewTensors = 32
 
 // invalid is an error that wraps ErrInvalid, with the text message.
