@@ -24,7 +24,8 @@ type Step struct {
 	Inputs, Outputs []string
 }
 
-// maxSteps bounds the steps of an ensemble. Chosen.
+// maxSteps bounds the steps of an ensemble. Chosen: many times what people write, and checking the
+// order takes a moment.
 const maxSteps = 256
 
 // readEnsemble reads a version of an ensemble with the configuration c, and the versions of its

@@ -46,7 +46,8 @@ const (
 	learningRate = .05
 	firstSquare  = 1e-4
 	// miniBatch is how many rows make one step. It is worked on in pieces of a fixed size, whose
-	// gradients are added in order. Chosen.
+	// gradients are added in order. Chosen: eight pieces keep eight cores busy, and the result does
+	// not depend on their number.
 	miniBatch = 512
 	piece     = 64
 )

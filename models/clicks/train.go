@@ -45,7 +45,8 @@ const (
 )
 
 const (
-	// checkpoints is how many points a learning curve has. Chosen.
+	// checkpoints is how many points a learning curve has. Chosen: they show whether learning has
+	// levelled off, and each costs a test.
 	checkpoints = 8
 	// curveRows is how many of the test rows its points are measured on.
 	curveRows = 20_000
