@@ -207,7 +207,8 @@ func agentName(laneType names.LaneType, n int) names.AgentName {
 	return names.AgentName(string(laneType) + "-" + strconv.Itoa(n))
 }
 
-// Window is the time before and after a fault over which arriving queries are counted. Chosen.
+// Window is the time before and after a fault over which arriving queries are counted. Chosen: an
+// election takes about a second, and the queries of two seconds are some hundred.
 const Window = 2 * time.Second
 
 // A Count counts the outcomes of the queries that arrived in some time.
