@@ -193,3 +193,51 @@ func TestMoveToProfiled(t *testing.T) {
 		}
 	}
 }
+
+// TestFamiliesOf: renting may divide the demand of a family of which an accuracy is stated among its
+// variants that reach the floor and have profiles: the aim is the target, else the floor. Others are
+// planned for as they are asked for.
+func TestFamiliesOf(t *testing.T) {
+	library := profiles.ShippedLibrary()
+	for name, tt := range map[string]struct {
+		floor, target, fleet float64 // stated by a model, and in fleet.yaml
+		aim                  float64
+		variants             int
+	}{
+		"nothing stated":          {aim: 0},
+		"a target":                {target: .99, aim: .99, variants: 2},
+		"a floor":                 {floor: .9, aim: .9, variants: 2},
+		"a floor above a variant": {floor: .99, aim: .99, variants: 1},
+		"in fleet.yaml":           {floor: .9, fleet: .95, aim: .95, variants: 2},
+	} {
+		d := demandOf("r5n.large")
+		d.Models[0].Model = "rm2"
+		d.Members[0].Models = []*control.Model{
+			{Name: "rm2", Version: 1, Newest: true, Family: "rank", Accuracy: 1, StatesFor: "rank",
+				MinAccuracy: tt.floor, TargetAccuracy: tt.target},
+			{Name: "unknown", Version: 1, Newest: true, Family: "rank", Accuracy: .99},
+		}
+		d.Members[0].Loadable = []*control.Model{
+			{Name: "dien", Version: 1, Newest: true, Family: "rank", Accuracy: .98},
+		}
+		if tt.fleet > 0 {
+			d.Members[0].Accuracies = []*control.FamilyAccuracy{
+				{Family: "rank", TargetAccuracy: tt.fleet},
+			}
+		}
+		problem, _, err := problemAt(d, map[string]float64{"r5n.large": .149}, library)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := familiesOf(d, problem, library)
+		switch {
+		case tt.aim == 0:
+			if len(got) > 0 {
+				t.Errorf("%s: got %+v", name, got)
+			}
+		case len(got) != 1 || got[0].TargetAccuracy != tt.aim || got[0].Model != 0 ||
+			len(got[0].Variants) != tt.variants:
+			t.Errorf("%s: got %+v, want %d variants for %v", name, got, tt.variants, tt.aim)
+		}
+	}
+}

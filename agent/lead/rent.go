@@ -1,8 +1,11 @@
 package lead
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"maps"
+	"slices"
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/rent"
@@ -10,6 +13,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/leader/rent/choose"
+	"github.com/muster-serve/muster/profiles"
 )
 
 // rentTerm is what package rent needs of the term.
@@ -61,5 +65,65 @@ func (t *term) planProblem() (*plan.Problem, []choose.Family, error) {
 		return nil, nil, errors.New("the term has ended")
 	}
 	problem, _, err := problemOf(d, l.config.Catalogue, l.config.Library)
-	return problem, nil, err
+	if err != nil {
+		return nil, nil, err
+	}
+	return problem, familiesOf(d, problem, l.config.Library), nil
+}
+
+// familiesOf are the families of which an accuracy is stated and a model is asked for, with the
+// variants that have a profile on all types of the problem. The mean accuracy aimed at is the
+// stated target, else the stated floor. Queries for a model by its own name count as those for its
+// family: the leader does not tell them apart in what it plans for.
+func familiesOf(d *control.FleetDemand, problem *plan.Problem,
+	library *profiles.Library) (all []choose.Family) {
+	best, targets := control.BestVariants(d.GetMembers()), map[string]float64{}
+	aim := func(family string, target float64) { targets[family] = max(targets[family], target) }
+	variants := map[names.ModelKey]*control.Model{}
+	for _, m := range d.GetMembers() {
+		for _, a := range m.GetAccuracies() {
+			aim(a.GetFamily(), a.GetTargetAccuracy())
+		}
+		for _, held := range [][]*control.Model{m.GetModels(), m.GetLoadable()} {
+			for _, v := range held {
+				aim(v.GetStatesFor(), v.GetTargetAccuracy())
+				if v.GetFamily() != "" && v.GetNewest() &&
+					!best.Excludes(v.GetFamily(), v.GetAccuracy()) {
+					variants[names.NewModelKey(v.GetName(), v.GetVersion())] = v
+				}
+			}
+		}
+	}
+	known := TablesOf(d)
+	for i := range problem.Models {
+		m := variants[names.ModelKey(problem.Models[i].Name)]
+		if m == nil {
+			continue
+		}
+		family := choose.Family{Name: m.GetFamily(), Model: i,
+			TargetAccuracy: cmp.Or(targets[m.GetFamily()], best[m.GetFamily()].Stated)}
+		if family.TargetAccuracy == 0 {
+			continue
+		}
+		for _, key := range slices.Sorted(maps.Keys(variants)) {
+			v := variants[key]
+			if v.GetFamily() != family.Name || v.KnownAccuracy() > m.KnownAccuracy() {
+				continue
+			}
+			of := &control.ModelDemand{Model: v.GetName(), Version: v.GetVersion()}
+			variant := choose.Variant{Name: string(key), Accuracy: v.KnownAccuracy()}
+			for _, t := range problem.Types {
+				table, _ := known.Table(of, string(t.Name), library)
+				if table == nil {
+					break
+				}
+				variant.Latencies = append(variant.Latencies, table)
+			}
+			if len(variant.Latencies) == len(problem.Types) {
+				family.Variants = append(family.Variants, variant)
+			}
+		}
+		all = append(all, family)
+	}
+	return all
 }

@@ -195,6 +195,9 @@ func waves(all bool) (list []wave) {
 // machines have started. Crowds that come at random cost at most 1.3 times as much, and the fleet
 // is not short for longer than an autoscaler's.
 func TestWaves(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it simulates many hours")
+	}
 	b := newBench(t)
 	for _, boots := range []time.Duration{time.Minute, 5 * time.Minute} {
 		for _, w := range waves(os.Getenv("MUSTER_SLOW_TESTS") != "") {
