@@ -63,8 +63,8 @@ func (p *Port) IsScalar() bool { return p.Shape != nil && len(p.Shape) == 0 }
 func (p *Port) HasRows() bool { return !p.Whole && !p.IsScalar() }
 
 // Reshape returns a shape that a query has in the form of to, where it has the form of from; one of
-// them is Shape and the other ModelShape. Dynamic dimensions of to are those of from, in their order.
-// It returns false if that does not give as many elements.
+// them is Shape and the other ModelShape. Dynamic dimensions of to are those of from, in their
+// order. It returns false if that does not give as many elements.
 func Reshape(shape, from, to []int64) ([]int64, bool) {
 	if len(shape) != len(from) {
 		return nil, false
@@ -261,8 +261,8 @@ func (v *Version) checkInputs() (errs []error) {
 	return errs
 }
 
-// keepWhole makes the rows of a version with scalars or optional inputs dependent on each other: what
-// comes in without rows is of one query, and a scalar that comes out is made of all its rows.
+// keepWhole makes the rows of a version with scalars or optional inputs dependent on each other:
+// what comes in without rows is of one query, and a scalar that comes out is made of all its rows.
 func (v *Version) keepWhole() {
 	i := slices.IndexFunc(slices.Concat(v.Inputs, v.Outputs), func(p Port) bool {
 		return !p.HasRows() || p.Optional
@@ -352,8 +352,8 @@ func (v *Version) chooseOptional(s *onnx.Signature) (optional []onnx.Port) {
 	return optional
 }
 
-// withoutRows returns what is said of inputs with the first dimension of optional ones as their model
-// fixes it, where the settings have the batch size.
+// withoutRows returns what is said of inputs with the first dimension of optional ones as their
+// model fixes it, where the settings have the batch size.
 func withoutRows(said []Port, optional []onnx.Port) []Port {
 	said = slices.Clone(said)
 	for i := range said {
@@ -461,8 +461,8 @@ func FileVersion(path string) (*Version, error) {
 }
 
 // insteadOf names the files beside a missing one that somebody has probably written in its place:
-// "; found mlp.onnx, expected model.onnx", or where the missing one leads. It returns "" if there are
-// none.
+// "; found mlp.onnx, expected model.onnx", or where the missing one leads. It returns "" if there
+// are none.
 func insteadOf(missing string) string {
 	if to, err := os.Readlink(missing); err == nil {
 		return fmt.Sprintf("; it is a link to %s, which is not there", to)
@@ -505,8 +505,8 @@ const StoreFolder = ".store"
 
 // resolvePath returns the path of a file in dir, and where it leads if that is outside of dir,
 // through symbolic links: whoever may write to the directory may have files elsewhere, as the cache
-// of Hugging Face and releases beside a link named current have them. What a store has delivered may
-// not lead out. A file that does not exist is no error.
+// of Hugging Face and releases beside a link named current have them. What a store has delivered
+// may not lead out. A file that does not exist is no error.
 func resolvePath(dir string, elements ...string) (path, outside string, err error) {
 	dir, err = filepath.Abs(dir)
 	if err != nil {

@@ -255,7 +255,8 @@ func (s *scanner) scanModel(model string, before *known) (folder, error) {
 	return f, nil
 }
 
-// loneModel says what to do with a file at the top of the repository that is a model; "" of another.
+// loneModel says what to do with a file at the top of the repository that is a model; "" of
+// another.
 func loneModel(path string) string {
 	name := filepath.Base(path)
 	model := strings.TrimSuffix(name, filepath.Ext(name))

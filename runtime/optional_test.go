@@ -115,8 +115,8 @@ func TestInputsWithDefaults(t *testing.T) {
 	}
 }
 
-// TestWeightsThatAreInputs: the weights of a model whose exporter declares all of them as inputs are
-// not its clients' to give.
+// TestWeightsThatAreInputs: the weights of a model whose exporter declares all of them as inputs
+// are not its clients' to give.
 func TestWeightsThatAreInputs(t *testing.T) {
 	m := biased(1)
 	for i := range 40 {
@@ -245,8 +245,8 @@ func TestManyInputs(t *testing.T) {
 	wantError(t, err, fmt.Sprintf("the model has %d inputs", tensor.MaxCount+1))
 }
 
-// TestEmptyHistory: a dimension of size 0 is one, with the kernels of Muster as with the operators that
-// they replace.
+// TestEmptyHistory: a dimension of size 0 is one, with the kernels of Muster as with the operators
+// that they replace.
 func TestEmptyHistory(t *testing.T) {
 	const free = onnx.Dynamic
 	x, err := runtime.OpenONNX(runtime.Config{

@@ -346,8 +346,8 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 	return s, nil
 }
 
-// readDefaults reads the values of optional inputs. ONNX Runtime has them too, but the binding has a
-// session take the same inputs in each run.
+// readDefaults reads the values of optional inputs. ONNX Runtime has them too, but the binding has
+// a session take the same inputs in each run.
 func (s *session) readDefaults() error {
 	isOptional := func(p models.Port) bool { return p.Optional }
 	if !slices.ContainsFunc(s.inputs, isOptional) {
@@ -920,8 +920,8 @@ func (r *run) runRows(inputs []tensor.Tensor, batch, row, rows int,
 	return nil
 }
 
-// runModel has ONNX Runtime run the model once, on the session's thread if it has one. It returns the
-// outputs that are nil in out.
+// runModel has ONNX Runtime run the model once, on the session's thread if it has one. It returns
+// the outputs that are nil in out.
 func (s *session) runModel(in, out []ort.Value, opts *ort.RunOptions) (made []ortapi.Output,
 	err error) {
 	run := func() error { return s.ort.RunWithOptions(in, out, opts) }

@@ -225,7 +225,8 @@ func optionalOf(ports []models.Port) (names []string) {
 	return names
 }
 
-// maxLabels bounds the bytes of an output's labels in the metadata, which goes to all agents. Chosen.
+// maxLabels bounds the bytes of an output's labels in the metadata, which goes to all agents.
+// Chosen.
 const maxLabels = 4 << 10
 
 func labelsOf(ports []models.Port) map[string][]string {

@@ -14,9 +14,9 @@ import (
 	"github.com/muster-serve/muster/runtime/runtimetest"
 )
 
-// TestForeignModels: an agent serves models as their exporters write them, and says what it makes of
-// them: one that cannot run with the shapes that the warm-up chooses, a classifier with maps, and one
-// with an optional input and a scalar.
+// TestForeignModels: an agent serves models as their exporters write them, and says what it makes
+// of them: one that cannot run with the shapes that the warm-up chooses, a classifier with maps,
+// and one with an optional input and a scalar.
 func TestForeignModels(t *testing.T) {
 	const free = onnx.Dynamic
 	port := func(name string, shape ...int64) onnx.Port {
@@ -85,7 +85,8 @@ func TestForeignModels(t *testing.T) {
 	ask("scaled", `{"inputs":[`+rows+","+input("bias", "[1,2]", "[1,2]")+","+
 		input("s", "[]", "[10]")+`]}`, `"data":[11,22,31,42]`)
 	ask("classifier", `{"inputs":[`+input("input", "[3,3]", "[[0,0,1],[1,0,1],[0,1,1]]")+
-		`],"outputs":[{"name":"probabilities"}]}`, `{"name":"probabilities","datatype":"FP32","shape":[3,2]`)
+		`],"outputs":[{"name":"probabilities"}]}`,
+		`{"name":"probabilities","datatype":"FP32","shape":[3,2]`)
 	for model, want := range map[string]map[string]string{
 		"classifier": {"labels.probabilities": `["0","1"]`, "batchless": ""},
 		"scaled":     {"optional": `["bias"]`},

@@ -320,7 +320,8 @@ func (w *Worker) warnOfShapes(v *models.Version, failed *runtime.ShapeError) {
 		advice = fmt.Sprintf("give the sizes that it takes in inputs: [{name: %s, shape: [-1, ...]}]; "+
 			"with warm_up: [] nothing runs", failed.Open[0])
 	}
-	w.config.Log.Warn("the warm-up failed with shapes that the model leaves open; it serves all the same",
+	w.config.Log.Warn(
+		"the warm-up failed with shapes that the model leaves open; it serves all the same",
 		"model", v.Model, "version", v.Number, "error", failed, "settings", models.ConfigFile, "try",
 		advice)
 }

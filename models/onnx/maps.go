@@ -78,8 +78,8 @@ func (r *reader) readMaps(m message) (map[string][]string, error) {
 	return found, nil
 }
 
-// onlyPassedOn returns the values that hold what from holds, from included, and whether no node does
-// anything else with them: they may change their type.
+// onlyPassedOn returns the values that hold what from holds, from included, and whether no node
+// does anything else with them: they may change their type.
 func onlyPassedOn(from string, users map[string][]string, other map[string]bool) ([]string, bool) {
 	values := []string{from}
 	for i := 0; i < len(values) && i < deepest; i++ {

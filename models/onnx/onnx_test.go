@@ -311,8 +311,8 @@ func classifiers(t testing.TB) (all [][]byte) {
 	return all
 }
 
-// TestMaps: a map of probabilities is a tensor in the signature and in the graph, through nodes that
-// only pass it on; what something else reads stays a map, and is left out.
+// TestMaps: a map of probabilities is a tensor in the signature and in the graph, through nodes
+// that only pass it on; what something else reads stays a map, and is left out.
 func TestMaps(t *testing.T) {
 	for i, data := range classifiers(t) {
 		path := write(t, data)

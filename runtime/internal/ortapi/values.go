@@ -74,8 +74,8 @@ type Output struct {
 	Data []byte
 }
 
-// Run runs a session with inputs and outputs in the order of its names. For an output that is nil it
-// returns what ONNX Runtime allocates, whatever its type and its dimensions: the binding knows
+// Run runs a session with inputs and outputs in the order of its names. For an output that is nil
+// it returns what ONNX Runtime allocates, whatever its type and its dimensions: the binding knows
 // neither 16-bit floats nor scalars. sizes are the bytes of an element by output, 0 for strings.
 // options may be nil.
 func Run(session *ort.DynamicAdvancedSession, options *ort.RunOptions, in, out []ort.Value,
