@@ -202,14 +202,7 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	var errs []error
 	why := s.Batchless()
 	whole := c.Batchless || why != ""
-	optional := v.chooseOptional(s)
-	v.Inputs, errs = mergePorts("input", slices.Concat(s.Inputs, optional),
-		withoutRows(c.Inputs, optional), c.Batchless)
-	for i := len(s.Inputs); i < len(v.Inputs); i++ {
-		p := &v.Inputs[i]
-		p.Optional, p.Whole = true, whole || optional[i-len(s.Inputs)].FixesFirst()
-	}
-	v.inferBounds(s)
+	errs = v.setInputs(s, whole)
 	outputs, more := mergePorts("output", freeFirst(s.Outputs, whole), c.Outputs, c.Batchless)
 	v.Outputs = outputs
 	errs = append(errs, more...)
@@ -325,6 +318,24 @@ const (
 	maxDefault = 64 << 10
 )
 
+// declaresOptional is the IR version from which on an initializer need not be an input, so that one
+// that is says something.
+const declaresOptional = 4
+
+// setInputs sets the inputs to those of the file, with what the settings say of them, and returns
+// an error for each contradiction. whole is whether the model has no batch dimension.
+func (v *Version) setInputs(s *onnx.Signature, whole bool) (errs []error) {
+	optional, c := v.chooseOptional(s), &v.Config
+	v.Inputs, errs = mergePorts("input", slices.Concat(s.Inputs, optional),
+		withoutRows(c.Inputs, optional), c.Batchless)
+	for i := len(s.Inputs); i < len(v.Inputs); i++ {
+		p := &v.Inputs[i]
+		p.Optional, p.Whole = true, whole || optional[i-len(s.Inputs)].FixesFirst()
+	}
+	v.inferBounds(s)
+	return errs
+}
+
 // chooseOptional returns the inputs with a default that a query may give: those that the settings
 // name, and if they are few and small all of them. Those of a model whose rows are independent are
 // its weights, unless the settings name them: an input without rows would end that.
@@ -333,7 +344,8 @@ func (v *Version) chooseOptional(s *onnx.Signature) (optional []onnx.Port) {
 	for _, p := range s.Defaults {
 		named := slices.ContainsFunc(v.Config.Inputs, func(in Port) bool { return in.Name == p.Name })
 		n, err := tensor.Elements(p.Shape)
-		small := len(s.Defaults) <= maxOptional && !v.Config.RowsIndependent &&
+		small := s.IRVersion >= declaresOptional && len(s.Defaults) <= maxOptional &&
+			!v.Config.RowsIndependent &&
 			(err != nil || n*p.DataType.Size() <= maxDefault)
 		if named || small {
 			optional = append(optional, p)
@@ -341,7 +353,7 @@ func (v *Version) chooseOptional(s *onnx.Signature) (optional []onnx.Port) {
 			others = append(others, strconv.Quote(p.Name))
 		}
 	}
-	if n := len(others); n > 0 {
+	if n := len(others); n > 0 && s.IRVersion >= declaresOptional {
 		if n > maxStray {
 			others = append(others[:maxStray], "...")
 		}
@@ -446,9 +458,8 @@ func FileVersion(path string) (*Version, error) {
 		return nil, err
 	}
 	v := &Version{Model: filepath.Base(path), Number: 1, Path: path, Config: DefaultConfig()}
-	v.Inputs, _ = mergePorts("input", s.Inputs, nil, false)
-	v.inferBounds(s)
 	why := s.Batchless()
+	v.setInputs(s, why != "")
 	v.Outputs, _ = mergePorts("output", freeFirst(s.Outputs, why != ""), nil, false)
 	v.noteOutputs(s)
 	if err := errors.Join(v.checkInputs()...); err != nil {

@@ -3,6 +3,8 @@ package runtime_test
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -112,6 +114,33 @@ func TestInputsWithDefaults(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestOldWeights: before IR version 4 all weights were inputs, so only the settings make one
+// optional.
+func TestOldWeights(t *testing.T) {
+	data := biased(1).Marshal()
+	if data[0] != 8 || data[1] != onnx.IRVersion { // the first field
+		t.Fatalf("the model begins with %x", data[:2])
+	}
+	data[1] = 3
+	for settings, want := range map[string]int{"": 1, "inputs: [{name: bias}]": 2} {
+		dir := t.TempDir()
+		writeFiles(t, dir, map[string][]byte{
+			"m/1/model.onnx": data, "m/model.yaml": []byte(settings),
+		})
+		v, err := models.ReadVersion(dir, "m", 1)
+		if err != nil || len(v.Inputs) != want || len(v.Config.Notes) != 0 {
+			t.Errorf("%q: %v, %+v, want %d inputs", settings, err, v, want)
+		}
+	}
+	path := filepath.Join(t.TempDir(), "m.onnx")
+	if err := os.WriteFile(path, biased(1).Marshal(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := models.FileVersion(path); err != nil || len(v.Inputs) != 2 || !v.Inputs[1].Optional {
+		t.Errorf("a file: %v, %+v", err, v)
 	}
 }
 

@@ -29,7 +29,7 @@ type Signature struct {
 	Inputs  []Port
 	Outputs []Port
 	// Defaults are the inputs that are initializers too: those that a run may leave out. Before IR
-	// version 4 each initializer had to be an input, so there are none.
+	// version 4 each initializer had to be an input.
 	Defaults []Port
 	// Without says of each other output why it cannot be served. A run need not ask for it.
 	Without []string
@@ -206,7 +206,7 @@ func read(m message) (*Signature, error) {
 	var errs []error
 	for _, v := range r.inputs {
 		if c, ok := r.constants[v.name]; ok { // a default value
-			if p, err := v.toPort("input"); err == nil && r.signature.IRVersion >= 4 &&
+			if p, err := v.toPort("input"); err == nil &&
 				c.shape != nil && p.DataType.Size() > 0 {
 				if p.Shape == nil {
 					p.Shape = c.shape
