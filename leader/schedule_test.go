@@ -27,7 +27,7 @@ var raceDetector bool
 
 // worldLatency is what is known of the lanes of a world.
 var worldLatency = sync.OnceValue(func() *Latency {
-	table, err := match.NewTable(rising{}, 100)
+	table, err := match.NewTable(risingLatency{}, 100)
 	if err != nil {
 		panic(err)
 	}
@@ -40,14 +40,14 @@ var worldLatency = sync.OnceValue(func() *Latency {
 	}
 })
 
-// rising is the latency on the lanes of a world.
-type rising struct{}
+// risingLatency is the latency on the lanes of a world.
+type risingLatency struct{}
 
-func (rising) Mean(batch int) time.Duration {
+func (risingLatency) Mean(batch int) time.Duration {
 	return worldMean/2 + worldMean*time.Duration(batch)/100
 }
 
-func (l rising) Quantile(_ float64, batch int) time.Duration { return l.Mean(batch) * 6 / 5 }
+func (l risingLatency) Quantile(_ float64, batch int) time.Duration { return l.Mean(batch) * 6 / 5 }
 
 // join has a member join.
 func (w *world) join() *testMember {

@@ -565,7 +565,7 @@ func (m *testMember) remaining(lane int) (d time.Duration) {
 		if i == 0 {
 			d += max(0, a.ends-m.w.now)
 		} else {
-			d += rising{}.Mean(m.lanes[lane][i].call.q.batch)
+			d += risingLatency{}.Mean(m.lanes[lane][i].call.q.batch)
 		}
 	}
 	return d
@@ -618,7 +618,7 @@ func (m *testMember) start(lane int) {
 		return
 	}
 	a := m.lanes[lane][0]
-	mean := rising{}.Mean(a.call.q.batch)
+	mean := risingLatency{}.Mean(a.call.q.batch)
 	took := w.between(mean/2, mean*3/2) * time.Duration(m.slow)
 	a.ends = w.now + took
 	w.after(took, func() { m.finish(lane, a, took) })

@@ -32,13 +32,13 @@ func sums(req *oip.Request) *oip.Response {
 	return &oip.Response{Model: req.Model, Version: "1", Outputs: []tensor.Tensor{out}}
 }
 
-// A changed answers as sums does, changed by a function.
-type changed struct {
+// A changedServer answers as sums does, changed by a function.
+type changedServer struct {
 	fakeServer
 	change func(resp *oip.Response)
 }
 
-func (s *changed) Infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
+func (s *changedServer) Infer(ctx context.Context, req *oip.Request) (*oip.Response, error) {
 	if err := s.answer(ctx, req); err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func TestVerify(t *testing.T) {
 		},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			right := &changed{fakeServer: fakeServer{
+			right := &changedServer{fakeServer: fakeServer{
 				properties: fakeProperties(), answer: after(time.Millisecond),
 			}}
 			m, err := NewTargetModel(t.Context(), right, "m", ModelOptions{LargestBatchSize: 64,
@@ -88,7 +88,7 @@ func TestVerify(t *testing.T) {
 			if err := m.Verify(t.Context(), right); err != nil {
 				t.Fatal(err)
 			}
-			server := &changed{right.fakeServer, tt.change}
+			server := &changedServer{right.fakeServer, tt.change}
 			r, err := run(t.Context(), server, []*TargetModel{m}, Config{
 				Queries: steady(t, 100, "m"), Duration: time.Second,
 			}, sleepUntil)
@@ -161,7 +161,8 @@ func TestVerifyNothing(t *testing.T) {
 		change func(*oip.Response)
 		want   string
 	}{
-		"all alike": {func(resp *oip.Response) { clear(resp.Outputs[0].Data) }, "rows the same answer"},
+		"all alike": {func(resp *oip.Response) { clear(resp.Outputs[0].Data) },
+			"rows the same answer"},
 		"words": {func(resp *oip.Response) {
 			out := &resp.Outputs[0]
 			out.DataType = tensor.Bytes
@@ -171,7 +172,7 @@ func TestVerifyNothing(t *testing.T) {
 			resp.Outputs[0].Shape = []int64{1, resp.Outputs[0].Shape[0]}
 		}, `model "m" answers 64 rows with output "sum" of shape [1 64]`},
 	} {
-		s := &changed{fakeServer{properties: fakeProperties(),
+		s := &changedServer{fakeServer{properties: fakeProperties(),
 			answer: func(context.Context, *oip.Request) error { return nil }}, tt.change}
 		m, err := NewTargetModel(t.Context(), s, "m", ModelOptions{LargestBatchSize: 64, Seed: 1})
 		if err != nil {

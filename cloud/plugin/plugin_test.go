@@ -67,21 +67,22 @@ func TestEveryProvider(t *testing.T) {
 	})
 }
 
-// A scripted provider answers as its functions do.
-type scripted struct {
+// A scriptedProvider answers as its functions do.
+type scriptedProvider struct {
 	cloud.Provider
 	list   func(context.Context) ([]rent.Instance, error)
 	launch func(context.Context, rent.Slot, cloud.Spec) (rent.Instance, error)
 }
 
-func (s scripted) List(ctx context.Context) ([]rent.Instance, error) { return s.list(ctx) }
+func (s scriptedProvider) List(ctx context.Context) ([]rent.Instance, error) { return s.list(ctx) }
 
-func (s scripted) Launch(ctx context.Context, slot rent.Slot, spec cloud.Spec) (rent.Instance,
+func (s scriptedProvider) Launch(ctx context.Context, slot rent.Slot,
+	spec cloud.Spec) (rent.Instance,
 	error) {
 	return s.launch(ctx, slot, spec)
 }
 
-func (s scripted) Check(context.Context) []cloud.Fault {
+func (s scriptedProvider) Check(context.Context) []cloud.Fault {
 	return []cloud.Fault{{What: "rights", Why: "none"}, {What: "subnets", Why: "\xff"}}
 }
 
@@ -99,7 +100,7 @@ func TestValues(t *testing.T) {
 		want.State = state
 		list = append(list, want)
 	}
-	p := inMemory(t, programOf(scripted{
+	p := inMemory(t, programOf(scriptedProvider{
 		list: func(context.Context) ([]rent.Instance, error) { return list, nil },
 		launch: func(_ context.Context, slot rent.Slot, got cloud.Spec) (rent.Instance, error) {
 			if slot != want.Slot || !reflect.DeepEqual(got, spec) {
@@ -175,7 +176,7 @@ func TestErrorsSurvive(t *testing.T) {
 		context.DeadlineExceeded, context.Canceled}
 	for _, err := range append([]error{short, errors.New("the answer is lost")}, all...) {
 		wrapped := fmt.Errorf("ec2:CreateFleet: %w: so \u00e4 quota", err)
-		p := inMemory(t, programOf(scripted{
+		p := inMemory(t, programOf(scriptedProvider{
 			list: func(context.Context) ([]rent.Instance, error) { return nil, wrapped },
 		}))
 		_, got := p.List(t.Context())
@@ -192,7 +193,8 @@ func TestErrorsSurvive(t *testing.T) {
 			t.Errorf("%v: as short %+v", err, found)
 		}
 	}
-	p := inMemory(t, programOf(scripted{list: func(context.Context) ([]rent.Instance, error) {
+	p := inMemory(t, programOf(scriptedProvider{list: func(context.Context) ([]rent.Instance,
+		error) {
 		return nil, fmt.Errorf("\xff: %w", cloud.ErrQuota)
 	}}))
 	if _, err := p.List(t.Context()); !errors.Is(err, cloud.ErrQuota) {
@@ -206,7 +208,7 @@ func TestDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := make(chan struct{})
 		var list atomic.Value // of what the process does now
-		p := inMemory(t, programOf(scripted{
+		p := inMemory(t, programOf(scriptedProvider{
 			list: func(ctx context.Context) ([]rent.Instance, error) {
 				return nil, list.Load().(func(context.Context) error)(ctx)
 			},
@@ -272,7 +274,7 @@ func TestPauses(t *testing.T) {
 		var starts []time.Duration
 		good := false
 		log := slog.New(slog.DiscardHandler)
-		program := programOf(scripted{
+		program := programOf(scriptedProvider{
 			list: func(context.Context) ([]rent.Instance, error) { return nil, nil },
 		})
 		p := newProvider("test", Fleet{}, log, func(context.Context) (*process, error) {

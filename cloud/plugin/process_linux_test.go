@@ -59,7 +59,7 @@ func ownProgram() Program {
 				}
 			}
 			log.Warn("opened", "pid", os.Getpid())
-			return scripted{list: func(ctx context.Context) ([]rent.Instance, error) {
+			return scriptedProvider{list: func(ctx context.Context) ([]rent.Instance, error) {
 				log.Warn("listing")
 				<-ctx.Done()
 				return nil, ctx.Err()

@@ -10,8 +10,8 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// A lied is a few nodes whose messages arrive at once, and who may be told lies.
-type lied struct {
+// lyingNodes are a few nodes whose messages arrive at once, and who may be told lies.
+type lyingNodes struct {
 	t     *testing.T
 	now   time.Time
 	nodes map[string]*Node // those that run
@@ -28,15 +28,15 @@ type letter struct {
 
 var liedTo = []string{"a", "b", "c"}
 
-func newLied(t *testing.T) *lied {
-	f := &lied{t: t, now: epoch, nodes: map[string]*Node{}, disk: map[string]uint64{}}
+func newLied(t *testing.T) *lyingNodes {
+	f := &lyingNodes{t: t, now: epoch, nodes: map[string]*Node{}, disk: map[string]uint64{}}
 	for _, id := range liedTo {
 		f.start(id, May)
 	}
 	return f
 }
 
-func (f *lied) start(id string, role Role) {
+func (f *lyingNodes) start(id string, role Role) {
 	f.t.Helper()
 	n, err := New(Config{
 		ID: names.AgentName(id), Rank: RankOf(role, false, 0), Epoch: f.disk[id],
@@ -57,14 +57,14 @@ func (f *lied) start(id string, role Role) {
 }
 
 // kill ends a node. The others have no stream to it any more.
-func (f *lied) kill(id string) {
+func (f *lyingNodes) kill(id string) {
 	delete(f.nodes, id)
 	for _, other := range liedTo {
 		f.step(other, &Event{Kind: StreamBroken, ID: names.AgentName(id)})
 	}
 }
 
-func (f *lied) step(id string, e *Event) {
+func (f *lyingNodes) step(id string, e *Event) {
 	n := f.nodes[id]
 	if n == nil {
 		return
@@ -83,7 +83,7 @@ func (f *lied) step(id string, e *Event) {
 	}
 }
 
-func (f *lied) pass(d time.Duration) {
+func (f *lyingNodes) pass(d time.Duration) {
 	for end := f.now.Add(d); f.now.Before(end); f.now = f.now.Add(5 * time.Millisecond) {
 		for _, id := range liedTo {
 			f.step(id, &Event{Kind: TimePassed})
@@ -100,7 +100,7 @@ func (f *lied) pass(d time.Duration) {
 }
 
 // led checks that all that run follow one of them, who leads alone, and returns it.
-func (f *lied) led(when string) (leader names.AgentName) {
+func (f *lyingNodes) led(when string) (leader names.AgentName) {
 	f.t.Helper()
 	var leaders []string
 	follow := map[string]bool{}
@@ -118,7 +118,7 @@ func (f *lied) led(when string) (leader names.AgentName) {
 	return names.AgentName(leaders[0])
 }
 
-func (f *lied) tell(kind MessageKind, epoch uint64, to ...string) {
+func (f *lyingNodes) tell(kind MessageKind, epoch uint64, to ...string) {
 	claim := Claim{Epoch: epoch, Rank: RankOf(Must, true, 9), Leader: "liar"}
 	for _, id := range to {
 		f.step(id, &Event{

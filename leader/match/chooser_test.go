@@ -53,7 +53,7 @@ func TestChooser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table, err := NewTable(fixed(10*time.Millisecond), 1)
+	table, err := NewTable(fixedLatency(10*time.Millisecond), 1)
 	if err != nil {
 		t.Fatal(err)
 	}

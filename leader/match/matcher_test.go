@@ -132,11 +132,11 @@ type busyPool struct {
 	split int
 	// splits says that the gateway can split.
 	splits bool
-	log    []logged
+	log    []logEntry
 	setup  int // how much of the log came before the load
 }
 
-type logged struct {
+type logEntry struct {
 	at    time.Duration
 	event Event
 }
@@ -256,7 +256,7 @@ func (p *busyPool) step(tb testing.TB, e Event) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	p.log = append(p.log, logged{p.now, e})
+	p.log = append(p.log, logEntry{p.now, e})
 	for _, d := range decisions {
 		if d.Action == Assign {
 			p.due[d.Lane] = p.now + time.Duration(float64(d.Latency)*(0.95+0.1*p.r.Float64()))
@@ -373,15 +373,17 @@ func TestNewTableRefuses(t *testing.T) {
 	}
 }
 
-// misjudged are mean latencies in ms by batch size, from 1 on, of which some are wrong.
-type misjudged []float64
+// wrongLatencies are mean latencies in ms by batch size, from 1 on, of which some are wrong.
+type wrongLatencies []float64
 
-func (m misjudged) Mean(batchSize int) time.Duration { return fromMs(m[batchSize-1]) }
+func (m wrongLatencies) Mean(batchSize int) time.Duration { return fromMs(m[batchSize-1]) }
 
-func (m misjudged) Quantile(_ float64, batchSize int) time.Duration { return m.Mean(batchSize) }
+func (m wrongLatencies) Quantile(_ float64, batchSize int) time.Duration {
+	return m.Mean(batchSize)
+}
 
 func TestNewTableAscends(t *testing.T) {
-	table, err := NewTable(misjudged{1, 3, 2, 4, 6, 5, 1, 7}, 8)
+	table, err := NewTable(wrongLatencies{1, 3, 2, 4, 6, 5, 1, 7}, 8)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -395,7 +397,7 @@ func TestNewTableAscends(t *testing.T) {
 // TestTableExactly: a matcher that is replayed has the same tables, to the last bit, even where
 // latencies fell with the batch size.
 func TestTableExactly(t *testing.T) {
-	table, err := NewTable(misjudged{1.000003, 3.000001, 2.000002, 2.000001, 4}, 5)
+	table, err := NewTable(wrongLatencies{1.000003, 3.000001, 2.000002, 2.000001, 4}, 5)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -451,8 +453,8 @@ func TestParseEventRefuses(t *testing.T) {
 	}
 }
 
-// BenchmarkStep times a decision on a pool of two types: the mean over arrivals and completions, and
-// quantiles, which include some 50 ns for reading the clock.
+// BenchmarkStep times a decision on a pool of two types: the mean over arrivals and completions,
+// and quantiles, which include some 50 ns for reading the clock.
 func BenchmarkStep(b *testing.B) {
 	for _, policy := range []string{"kairos", "horizon", "horizon+split"} {
 		for _, pool := range []struct {
@@ -510,7 +512,7 @@ func TestOnTheWay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table, err := NewTable(fixed(20*ms), 1)
+	table, err := NewTable(fixedLatency(20*ms), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -548,7 +550,7 @@ func TestIdleLaneFirst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table, err := NewTable(fixed(20*ms), 1)
+	table, err := NewTable(fixedLatency(20*ms), 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -567,11 +569,11 @@ func TestIdleLaneFirst(t *testing.T) {
 	}
 }
 
-// A fixed latency is the same for all queries.
-type fixed time.Duration
+// A fixedLatency is the same for all queries.
+type fixedLatency time.Duration
 
-func (f fixed) Mean(int) time.Duration              { return time.Duration(f) }
-func (f fixed) Quantile(float64, int) time.Duration { return time.Duration(f) }
+func (f fixedLatency) Mean(int) time.Duration              { return time.Duration(f) }
+func (f fixedLatency) Quantile(float64, int) time.Duration { return time.Duration(f) }
 
 // TestLostStartsWhenLaneIsFree: a lane that has news while it is open ahead of time, when no lost
 // query may start, is looked at again when it is free, though nothing else happens.
@@ -620,7 +622,7 @@ func TestRunsOfLane(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table, err := NewTable(fixed(20*ms), 8)
+	table, err := NewTable(fixedLatency(20*ms), 8)
 	if err != nil {
 		t.Fatal(err)
 	}

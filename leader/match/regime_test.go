@@ -29,8 +29,8 @@ type stream struct {
 	latencies           []float64
 }
 
-// playStreams plays streams to horizon, on so many fast and slow lanes, for the given time in ms. Prices
-// are by type.
+// playStreams plays streams to horizon, on so many fast and slow lanes, for the given time in ms.
+// Prices are by type.
 func playStreams(t *testing.T, fast, slow int, prices [2]float64, ms float64, streams ...*stream) {
 	t.Helper()
 	var cfg Config
@@ -116,7 +116,7 @@ func playStreams(t *testing.T, fast, slow int, prices [2]float64, ms float64, st
 			case Assign:
 				q.planned = d.Slack >= 0
 				ends := now + toMs(d.Wait) + taken(q.stream, laneTypes[d.Lane-1], q.batch)
-				heap.Push(&events, happening{ends, Event{
+				heap.Push(&events, timedEvent{ends, Event{
 					Kind: Completed, Query: d.Query, Attempt: d.Attempt, Lane: d.Lane,
 				}})
 			case Reject:
@@ -140,7 +140,7 @@ func playStreams(t *testing.T, fast, slow int, prices [2]float64, ms float64, st
 			if batch == 1 {
 				s.small++
 			}
-			heap.Push(&events, happening{at, Event{
+			heap.Push(&events, timedEvent{at, Event{
 				Kind: Submitted, Query: id, Model: cfg.Models[i].Name, BatchSize: batch,
 				TimeLeft: fromMs(3 * s.target),
 			}})
@@ -152,7 +152,7 @@ func playStreams(t *testing.T, fast, slow int, prices [2]float64, ms float64, st
 			step(Event{Kind: TimePassed})
 			continue
 		}
-		h := heap.Pop(&events).(happening)
+		h := heap.Pop(&events).(timedEvent)
 		now = max(now, h.at)
 		if q := queries[h.event.Query]; h.event.Kind == Completed && q != nil {
 			s := q.stream
@@ -181,17 +181,17 @@ func (s atTen) Mean(batch int) time.Duration {
 }
 func (s atTen) Quantile(_ float64, batch int) time.Duration { return s.Mean(batch) }
 
-type happening struct {
+type timedEvent struct {
 	at    float64
 	event Event
 }
 
-type happenings []happening
+type happenings []timedEvent
 
 func (h happenings) Len() int           { return len(h) }
 func (h happenings) Less(i, j int) bool { return h[i].at < h[j].at }
 func (h happenings) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *happenings) Push(x any)        { *h = append(*h, x.(happening)) }
+func (h *happenings) Push(x any)        { *h = append(*h, x.(timedEvent)) }
 func (h *happenings) Pop() any {
 	last := (*h)[len(*h)-1]
 	*h = (*h)[:len(*h)-1]
@@ -234,8 +234,8 @@ func TestFairShares(t *testing.T) {
 	}
 }
 
-// TestShedsDearest: above the limit nearly all small queries are in time, and the large ones get the
-// time that is left.
+// TestShedsDearest: above the limit nearly all small queries are in time, and the large ones get
+// the time that is left.
 func TestShedsDearest(t *testing.T) {
 	s := &stream{target: 50, run: 2, large: .3, rate: 1.3}
 	playStreams(t, 6, 0, [2]float64{1, 1}, 30_000, s) // 1.6 times what six lanes serve

@@ -374,10 +374,10 @@ func TestFetchFaults(t *testing.T) {
 	}
 }
 
-// dripping is a bucket whose files come a byte every ten seconds.
-type dripping struct{ Bucket }
+// slowBucket is a bucket whose files come a byte every ten seconds.
+type slowBucket struct{ Bucket }
 
-func (b dripping) Open(ctx context.Context, key string, offset, length int64) (io.ReadCloser,
+func (b slowBucket) Open(ctx context.Context, key string, offset, length int64) (io.ReadCloser,
 	int64, error) {
 	r, size, err := b.Bucket.Open(ctx, key, offset, length)
 	if err != nil || !ReadsFile(ctx) {
@@ -401,7 +401,7 @@ func (d drip) Read(p []byte) (int, error) {
 // TestFetchDrips: a store that sends a byte now and then is given up. Time is virtual.
 func TestFetchDrips(t *testing.T) {
 	s, _ := pushed(t)
-	f, _ := fetcher(t, New(dripping{s.bucket}, "dripping"))
+	f, _ := fetcher(t, New(slowBucket{s.bucket}, "dripping"))
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
 		err := f.ensure(t, 1)

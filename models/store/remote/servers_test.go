@@ -58,17 +58,17 @@ func (f *faults) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "slow down", http.StatusServiceUnavailable)
 		return
 	}
-	f.to.ServeHTTP(&spoiled{ResponseWriter: w, faults: f, n: n}, r)
+	f.to.ServeHTTP(&spoiledWriter{ResponseWriter: w, faults: f, n: n}, r)
 }
 
-type spoiled struct {
+type spoiledWriter struct {
 	http.ResponseWriter
 	faults *faults
 	n      int64
 	sent   int64
 }
 
-func (s *spoiled) WriteHeader(code int) {
+func (s *spoiledWriter) WriteHeader(code int) {
 	if at := s.Header().Get("Content-Range"); s.faults.lie && s.n%3 == 0 && at != "" {
 		begin, _, _ := strings.Cut(at, "/")
 		s.Header().Set("Content-Range", begin+"/7")
@@ -76,7 +76,7 @@ func (s *spoiled) WriteHeader(code int) {
 	s.ResponseWriter.WriteHeader(code)
 }
 
-func (s *spoiled) Write(p []byte) (int, error) {
+func (s *spoiledWriter) Write(p []byte) (int, error) {
 	if cut := s.faults.cut; cut > 0 && s.sent+int64(len(p)) > cut {
 		n, _ := s.ResponseWriter.Write(p[:cut-s.sent])
 		s.faults.sent.Add(int64(n))
