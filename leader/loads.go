@@ -41,13 +41,15 @@ type demandClass struct {
 	last time.Duration // when its last query arrived
 }
 
-// allowed returns the models that may answer q, the most accurate first; nil if there is none.
+// allowed returns the models that may answer q, the most accurate first; nil if there is none. The
+// result is valid until the next call.
 func (s *State) allowed(q *query) []*heldModel {
 	if !q.byFamily {
 		if q.model == nil || q.model.knownAccuracy() < q.accuracy {
 			return nil
 		}
-		return []*heldModel{q.model}
+		s.only[0] = q.model
+		return s.only[:]
 	}
 	all := s.families[q.asked.Name]
 	n := len(all)

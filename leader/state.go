@@ -77,6 +77,7 @@ type State struct {
 	onDisk, loadable map[ModelID]bool
 	loaders          map[ModelID][]names.AgentName // the members that could load a model
 	classes          map[classKey]*demandClass
+	only             [1]*heldModel // what allowed returns for a query that names a model
 	// unbound counts, by family, the queries for it that failed.
 	unbound map[string]*heldModel
 	counts  map[string]*FamilyCount // by family; without what is known of its models
