@@ -91,7 +91,7 @@ func TestStateStays(t *testing.T) {
 		if err := a.Stop(); err != nil {
 			f.Error(err)
 		}
-		if log := a.Log.String(); strings.Count(log, "is not saved") != 1 ||
+		if log := a.Log.String(); strings.Count(log, "the leader saves none") != 1 ||
 			!strings.Contains(log, "level=ERROR") {
 			f.Errorf("the log does not say once that what is learned is not saved:\n%s", log)
 		}
