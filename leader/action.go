@@ -15,9 +15,10 @@ type ActionKind uint8
 const (
 	// Assign, Reject, OfferAgain and Split: Decision, Tag. Tell the query's gateway the decision.
 	// Assign also sets Agent, Lane, BatchSize and Model, the version that the lane is to run; Reject
-	// sets Message, Model and, if a member could load what answers the query, Loadable. Split sets Model, which answers all parts: the gateway submits them for
-	// it from then on. The parts of a split query have its tag. Assign and Split set Known if the
-	// query names no version and Model was released.
+	// sets Message, Model and, if a member could load what answers the query, Loadable. Split sets
+	// Model, which answers all parts: the gateway submits them for it from then on. The parts of a
+	// split query have its tag. Assign and Split set Known if the query names no version and Model
+	// was released.
 	Assign ActionKind = iota
 	Reject
 	OfferAgain
