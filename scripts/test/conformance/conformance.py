@@ -13,11 +13,9 @@ import os
 import pathlib
 import queue
 import re
-import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import traceback
 import urllib.request
@@ -32,7 +30,6 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
-from agent import Agent
 from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
@@ -46,6 +43,8 @@ from tritonclient.utils import (
     serialize_byte_tensor,
     triton_to_np_dtype,
 )
+
+from agent import Agent
 
 TOLERANCE = 1e-5  # relative, between ONNX Runtime in the agent and in Python
 
@@ -992,7 +991,10 @@ def check_raw_tensor(agent):
         headers={"Inference-Header-Content-Length": "0"},
     )
     with urllib.request.urlopen(request) as answer:
-        length, body = int(answer.headers["Inference-Header-Content-Length"]), answer.read()
+        length, body = (
+            int(answer.headers["Inference-Header-Content-Length"]),
+            answer.read(),
+        )
     output = json.loads(body[:length])["outputs"][0]
     equal(output["shape"], [3, 2], "shape")
     got = np.frombuffer(body[length:], np.float32).reshape(3, 2)

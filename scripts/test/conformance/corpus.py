@@ -21,16 +21,30 @@ import numpy as np
 import onnx
 import onnxruntime
 import tritonclient.grpc
-from agent import Agent
 from corpus_models import all_models
 from tritonclient.utils import np_to_triton_dtype
 
+from agent import Agent
+
 LARGEST = 128  # rows of a query
-TOGETHER = [1, 2, 3, 5, 8, 13, 21, 34]  # rows of the queries of clients that ask at once
+TOGETHER = [
+    1,
+    2,
+    3,
+    5,
+    8,
+    13,
+    21,
+    34,
+]  # rows of the queries of clients that ask at once
 
 # How far an answer may be from ONNX Runtime's in Python, as a share of the output's largest value.
 # Sums in another order differ by as much.
-TOLERANCE = {np.dtype(np.float16): 5e-3, np.dtype(np.float32): 1e-5, np.dtype(np.float64): 1e-5}
+TOLERANCE = {
+    np.dtype(np.float16): 5e-3,
+    np.dtype(np.float32): 1e-5,
+    np.dtype(np.float64): 1e-5,
+}
 
 
 class Wrong(Exception):
@@ -50,21 +64,27 @@ def compare(name, got, want, rows):
     if got is None:
         raise Wrong(f"output {name} is missing")
     if want.dtype.kind in "OUS":
-        texts = np.array([t.decode() for t in got.ravel()], dtype=object).reshape(got.shape)
+        texts = np.array([t.decode() for t in got.ravel()], dtype=object).reshape(
+            got.shape
+        )
         if (texts != want.astype(object)).any():
             raise Wrong(f"output {name} of {rows} rows is {texts}, want {want}")
         return
     if want.ndim == 0 and got.shape == (1,):
         want = want.reshape(1)
     if got.shape != want.shape:
-        raise Wrong(f"output {name} of {rows} rows has shape {got.shape}, want {want.shape}")
+        raise Wrong(
+            f"output {name} of {rows} rows has shape {got.shape}, want {want.shape}"
+        )
     if want.dtype.kind != "f":
         if (got != want).any():
             raise Wrong(f"output {name} of {rows} rows is {got}, want {want}")
         return
     finite = np.isfinite(want)
     scale = np.abs(want[finite]).max(initial=0)
-    if not np.allclose(got, want, rtol=0, atol=TOLERANCE[want.dtype] * scale, equal_nan=True):
+    if not np.allclose(
+        got, want, rtol=0, atol=TOLERANCE[want.dtype] * scale, equal_nan=True
+    ):
         off = np.abs(got - want)[finite].max(initial=0)
         raise Wrong(f"output {name} of {rows} rows is off by {off:.3g} of {scale:.3g}")
 
@@ -82,7 +102,9 @@ class Served:
         options.log_severity_level = 4
         try:
             self.session = onnxruntime.InferenceSession(
-                self.model.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                self.model.model.SerializeToString(),
+                options,
+                providers=["CPUExecutionProvider"],
             )
         except Exception as e:  # noqa: BLE001 - whatever ONNX Runtime raises
             return f"ONNX Runtime does not load it: {shorten(e)}"
@@ -169,7 +191,9 @@ class Table:
         ]
         columns = ["models", "served", "batched", "refused", "not run"]
         for exporter, count in self.rows.items():
-            lines.append(f"| {exporter} | " + " | ".join(str(count[c]) for c in columns) + " |")
+            lines.append(
+                f"| {exporter} | " + " | ".join(str(count[c]) for c in columns) + " |"
+            )
         return "\n".join(lines)
 
 
@@ -183,7 +207,9 @@ def write_page(path, table):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--muster", type=pathlib.Path, required=True)
-    parser.add_argument("--page", type=pathlib.Path, help="the page whose table is rewritten")
+    parser.add_argument(
+        "--page", type=pathlib.Path, help="the page whose table is rewritten"
+    )
     parser.add_argument("--only", default="", help="models whose name has these words")
     arguments = parser.parse_args()
     models = [m for m in all_models() if arguments.only in m.name]
@@ -202,7 +228,9 @@ def main():
         finally:
             status = agent.stop()
     if status != 0:
-        print(f"FAIL the agent ended with status {status}:\n{''.join(agent.lines[-20:])}")
+        print(
+            f"FAIL the agent ended with status {status}:\n{''.join(agent.lines[-20:])}"
+        )
         failed += 1
     print(f"\n{table}\n\n{len(models)} models, {failed} not as they should be")
     if arguments.page and not arguments.only:

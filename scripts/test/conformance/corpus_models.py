@@ -71,7 +71,9 @@ CLICKED = (SCORE > 0).astype(np.int64)
 LEVEL = np.digitize(SCORE, [-0.7, 0.7]).astype(np.int64)
 NAMES = np.array(["low", "middle", "high"])[LEVEL]
 QUERY_ROWS = np.repeat(30, ROWS // 30)  # of the rankers: queries of 30 rows
-WORDS = np.array(["red shoes", "blue shoes for men", "green hat", "red hat", "hat for women"])
+WORDS = np.array(
+    ["red shoes", "blue shoes for men", "green hat", "red hat", "hat for women"]
+)
 
 
 def rows_of(name):
@@ -86,8 +88,12 @@ def rows_of(name):
 
 def from_sklearn(name, estimator, x=X, y=CLICKED, inputs=None, **options):
     fitted = estimator.fit(x, y)
-    return Model(f"sklearn-{name}", "skl2onnx", to_onnx(fitted, x[:1], **options),
-                 inputs or rows_of("X"))
+    return Model(
+        f"sklearn-{name}",
+        "skl2onnx",
+        to_onnx(fitted, x[:1], **options),
+        inputs or rows_of("X"),
+    )
 
 
 def classifiers():
@@ -129,10 +135,14 @@ def classifiers():
         multioutput.MultiOutputClassifier(linear_model.LogisticRegression()),
         y=np.stack([CLICKED, 1 - CLICKED], axis=1),
     )
-    yield from_sklearn("without-zipmap", linear_model.LogisticRegression(),
-                       options={"zipmap": False})
-    yield from_sklearn("zipmap-columns", linear_model.LogisticRegression(),
-                       options={"zipmap": "columns"})
+    yield from_sklearn(
+        "without-zipmap", linear_model.LogisticRegression(), options={"zipmap": False}
+    )
+    yield from_sklearn(
+        "zipmap-columns",
+        linear_model.LogisticRegression(),
+        options={"zipmap": "columns"},
+    )
 
 
 def regressors():
@@ -147,8 +157,12 @@ def regressors():
         "tree-regressor": tree.DecisionTreeRegressor(max_depth=4),
         "forest-regressor": ensemble.RandomForestRegressor(**trees),
         "gradient-boosting-regressor": ensemble.GradientBoostingRegressor(**trees),
-        "hist-gradient-boosting-regressor": ensemble.HistGradientBoostingRegressor(max_iter=10),
-        "ada-boost-regressor": ensemble.AdaBoostRegressor(n_estimators=5, random_state=1),
+        "hist-gradient-boosting-regressor": ensemble.HistGradientBoostingRegressor(
+            max_iter=10
+        ),
+        "ada-boost-regressor": ensemble.AdaBoostRegressor(
+            n_estimators=5, random_state=1
+        ),
         "neural-regressor": neural_network.MLPRegressor(
             hidden_layer_sizes=(8,), max_iter=50, random_state=1
         ),
@@ -210,12 +224,17 @@ def transformers():
         return {
             name: some[name].to_numpy(kind).reshape(rows, 1)
             for name, kind in {
-                "age": np.float32, "price": np.float32, "title": object, "visits": np.int64,
+                "age": np.float32,
+                "price": np.float32,
+                "title": object,
+                "visits": np.int64,
             }.items()
         }
 
     yield from_sklearn(
-        "table", pipeline.make_pipeline(columns, linear_model.LogisticRegression()), x=table,
+        "table",
+        pipeline.make_pipeline(columns, linear_model.LogisticRegression()),
+        x=table,
         inputs=of_table,
     )
 
@@ -226,9 +245,18 @@ def of_lightgbm():
         ("classifier", lightgbm.LGBMClassifier(**quick), CLICKED),
         ("levels", lightgbm.LGBMClassifier(**quick), LEVEL),
         ("regressor", lightgbm.LGBMRegressor(**quick), SCORE),
-        ("poisson", lightgbm.LGBMRegressor(objective="poisson", **quick), np.exp(SCORE)),
-        ("forest", lightgbm.LGBMClassifier(boosting_type="rf", bagging_freq=1,
-                                           bagging_fraction=0.5, **quick), CLICKED),
+        (
+            "poisson",
+            lightgbm.LGBMRegressor(objective="poisson", **quick),
+            np.exp(SCORE),
+        ),
+        (
+            "forest",
+            lightgbm.LGBMClassifier(
+                boosting_type="rf", bagging_freq=1, bagging_fraction=0.5, **quick
+            ),
+            CLICKED,
+        ),
     ]:
         yield lightgbm_model(name, estimator.fit(X, y))
     ranker = lightgbm.LGBMRanker(**quick).fit(X, LEVEL, group=QUERY_ROWS)
@@ -248,7 +276,11 @@ def of_xgboost():
         ("classifier", xgboost.XGBClassifier(**quick), CLICKED),
         ("levels", xgboost.XGBClassifier(**quick), LEVEL),
         ("regressor", xgboost.XGBRegressor(**quick), SCORE),
-        ("poisson", xgboost.XGBRegressor(objective="count:poisson", **quick), np.exp(SCORE)),
+        (
+            "poisson",
+            xgboost.XGBRegressor(objective="count:poisson", **quick),
+            np.exp(SCORE),
+        ),
         ("forest", xgboost.XGBRFClassifier(**quick), CLICKED),
     ]:  # onnxmltools has no converter for XGBRanker
         yield xgboost_model(name, estimator.fit(X, y))
@@ -262,7 +294,12 @@ def xgboost_model(name, fitted):
 
 
 def of_catboost():
-    quick = {"iterations": 10, "depth": 4, "verbose": False, "allow_writing_files": False}
+    quick = {
+        "iterations": 10,
+        "depth": 4,
+        "verbose": False,
+        "allow_writing_files": False,
+    }
     for name, estimator, y in [
         ("classifier", catboost.CatBoostClassifier(**quick), CLICKED),
         ("levels", catboost.CatBoostClassifier(**quick), LEVEL),
@@ -271,23 +308,30 @@ def of_catboost():
         ("ranker", catboost.CatBoostRanker(loss_function="YetiRank", **quick), LEVEL),
     ]:
         if name == "ranker":
-            estimator.fit(X, y, group_id=np.repeat(np.arange(len(QUERY_ROWS)), QUERY_ROWS))
+            estimator.fit(
+                X, y, group_id=np.repeat(np.arange(len(QUERY_ROWS)), QUERY_ROWS)
+            )
         else:
             estimator.fit(X, y)
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "model.onnx"
             estimator.save_model(str(path), format="onnx")
             model = onnx.load(path)
-        yield Model(f"catboost-{name}", "CatBoost", model, rows_of(model.graph.input[0].name))
+        yield Model(
+            f"catboost-{name}", "CatBoost", model, rows_of(model.graph.input[0].name)
+        )
 
 
 def of_onnx():
     """The models in the onnx package: those of PyTorch's tests, and of ONNX's own."""
     folder = pathlib.Path(onnx.__file__).parent / "backend/test/data"
-    for path in sorted(folder.glob("*/*/model.onnx")) + sorted(folder.glob("light/*.onnx")):
+    for path in sorted(folder.glob("*/*/model.onnx")) + sorted(
+        folder.glob("light/*.onnx")
+    ):
         name = path.stem if path.parent.name == "light" else path.parent.name
         exporter = {
-            "pytorch-converted": "PyTorch (torch.onnx)", "pytorch-operator": "PyTorch (torch.onnx)",
+            "pytorch-converted": "PyTorch (torch.onnx)",
+            "pytorch-operator": "PyTorch (torch.onnx)",
         }.get(path.relative_to(folder).parts[0], "onnx's own tests")
         model, examples = onnx.load(path), []
         weights = {tensor.name for tensor in model.graph.initializer}
@@ -310,6 +354,13 @@ def of_onnx():
 
 
 def all_models():
-    for source in (classifiers, regressors, transformers, of_lightgbm, of_xgboost, of_catboost,
-                   of_onnx):
+    for source in (
+        classifiers,
+        regressors,
+        transformers,
+        of_lightgbm,
+        of_xgboost,
+        of_catboost,
+        of_onnx,
+    ):
         yield from source()

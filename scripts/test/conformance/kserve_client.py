@@ -10,7 +10,7 @@ import numpy as np
 
 http, grpc = sys.argv[1:]
 sys.argv[1:] = []  # kserve parses them when it is imported
-import kserve  # noqa: E402
+import kserve
 
 X = np.array([[1, 2], [4, 8]], np.float32)
 
@@ -26,7 +26,10 @@ def check(answer):
 
 
 async def main():
-    rest, url = kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v2")), f"http://{http}"
+    rest, url = (
+        kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v2")),
+        f"http://{http}",
+    )
     assert await rest.is_server_live(url) is True
     assert await rest.is_server_ready(url) is True
     assert await rest.is_model_ready(url, "reciprocal") is True

@@ -23,10 +23,10 @@ subprocess.run(
     capture_output=True,
 )
 sys.path.insert(0, folder.name)
-from generated import Client, models  # noqa: E402
-from generated.api.health import is_server_ready  # noqa: E402
-from generated.api.inference import infer  # noqa: E402
-from generated.api.models import get_model_metadata  # noqa: E402
+from generated import Client, models
+from generated.api.health import is_server_ready
+from generated.api.inference import infer
+from generated.api.models import get_model_metadata
 
 client = Client(base_url=url)
 assert is_server_ready.sync(client=client).ready is True

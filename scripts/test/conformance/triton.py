@@ -25,10 +25,11 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
 import tritonclient.http.aio
-from agent import Agent
 from conformance import Checks, equal
 from onnx import TensorProto, checker, helper, numpy_helper, save
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from agent import Agent
 
 # ------------------------------------------------------------ the repository
 
