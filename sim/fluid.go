@@ -70,7 +70,7 @@ func solveFluid(models []Model, parts []part, splits, late bool) (*fluid.Solutio
 		}
 		p.Bins = append(p.Bins, bins...)
 	}
-	s, err := new(fluid.Solver).Solve(&p)
+	s, err := (&fluid.Solver{MaxWork: fluid.PatientWork}).Solve(&p)
 	if err != nil {
 		return nil, fmt.Errorf("fluid limit: %w", err)
 	}

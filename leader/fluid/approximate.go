@@ -2,14 +2,20 @@ package fluid
 
 import "math"
 
+// Work of the simplex method, for [Solver.MaxWork]. Some tens of steps are usual.
+const (
+	// DefaultWork is 20 to 50 ms, which a leader can spend every two seconds.
+	DefaultWork = 20_000_000
+	// PatientWork is a second or two, for those who wait for an answer. 30 types, each of which
+	// holds a fifth of 50 models, take a tenth of it; 200 models on 4 types were not done after four
+	// times as much.
+	PatientWork = 1_000_000_000
+)
+
 const (
 	// maxExact is the number of types with instances up to which a program is solved exactly. The
 	// simplex method takes 0.1 s for 100 types and 50 models, 2 s for 200 and 100.
 	maxExact = 64
-	// maxSteps is the number of steps of the simplex method after which a program counts as too
-	// hard. Some tens are usual, and 1,000 take 0.1 s; 50 models on 16 types, of which each holds a
-	// third of them, would take more than 20,000.
-	maxSteps = 1000
 	// approximate ends when its rate is proven to be within maxGap of the limit.
 	maxGap = 0.01
 	// minApproximatePrice is the lowest price, beside the mean, that does not count as 0.

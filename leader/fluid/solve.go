@@ -1,6 +1,7 @@
 package fluid
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -89,6 +90,9 @@ type Solver struct {
 	late     []bool      // by bin: it is work without a deadline
 	kept     [][]float64 // by row of what is kept, see setKept
 	counted  float64     // the part of all arrivals that some type serves, in time or late
+	// MaxWork is after how much work of the simplex method a program is solved approximately, in
+	// steps times the square of the rows; 0: DefaultWork.
+	MaxWork int
 	// approximates makes it solve programs of few types as those of many, for tests.
 	approximates bool
 
@@ -108,8 +112,8 @@ type Solver struct {
 // Solve uses the revised simplex method with column generation (Dantzig and Wolfe, Operations
 // Research 8, 1960). Only the types' time and the unserved shares tie the bins together, so the
 // program has one row per type and per model. At given prices the best column sends each bin to its
-// cheapest type. A program of more than maxExact types, or one that takes it more than maxSteps
-// steps, is solved approximately.
+// cheapest type. A program of more than maxExact types, or one that takes it more than MaxWork, is
+// solved approximately.
 func (s *Solver) Solve(p *Program) (*Solution, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
@@ -121,7 +125,7 @@ func (s *Solver) Solve(p *Program) (*Solution, error) {
 	if len(s.types) > maxExact || s.approximates {
 		return s.solveApproximately(p), nil
 	}
-	for range maxSteps {
+	for range cmp.Or(s.MaxWork, DefaultWork) / (len(s.basis) * len(s.basis)) {
 		s.computeDuals()
 		if !s.chooseEntry() {
 			return s.makeSolution(p), nil

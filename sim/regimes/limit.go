@@ -92,7 +92,7 @@ func (r *Regime) solve(classes []class, models []Model, splits bool,
 		}
 		p.Bins = append(p.Bins, bins...)
 	}
-	s, err := new(fluid.Solver).Solve(&p)
+	s, err := (&fluid.Solver{MaxWork: fluid.PatientWork}).Solve(&p)
 	if err != nil {
 		return nil, fmt.Errorf("fluid limit of regime %s: %w", r.Name, err)
 	}
