@@ -161,6 +161,8 @@ var sentences = map[string]map[string]string{
 			"[, by {by}]",
 		"another fleet is proposed": "fleet {fleet} is proposed at {price:usd}/hr[: {why}]" +
 			"[; it waits: {waits}]",
+		"another load of the fleet counts as safe": "the fleet is planned to be loaded to " +
+			"{share:percent} of what it is expected to serve[: {why}]",
 	},
 	"load": {"asked to load a model": "{who@} asked to load {model}[on=all? on all agents| on {on}]"},
 	"unload": {
