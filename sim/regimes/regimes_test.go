@@ -11,8 +11,8 @@ import (
 // since agents that depart from their type by chance stay apart for a minute.
 var known = []string{
 	"leaderless-0.3", "leaderless-0.8", "log-normal-0.8", "log-normal-learned-0.8",
-	"log-normal-learned-1.2", "rm2-3", "rm2-whole-3", "speeds-0.8", "wnd-whole-1.5", "wrong+50-0.8", "wrong+50-1.2", "zipf50-1.2",
-	"zones-0.3",
+	"log-normal-learned-1.2", "rm2-3", "rm2-whole-3", "speeds-0.8", "wnd-whole-1.5",
+	"wrong+50-0.8", "wrong+50-1.2", "zipf50-1.2", "zones-0.3",
 }
 
 // TestRule holds the rule on the short form of each regime.
