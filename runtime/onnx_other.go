@@ -34,3 +34,6 @@ func (o *ONNX) GPU() *gpu.Card { return nil }
 
 // startedThreads are the threads of a session that are not its caller: there are no sessions.
 type startedThreads struct{}
+
+// DescribeKernels says nothing: there are no kernels without ONNX Runtime.
+func DescribeKernels(string) (string, error) { return "", nil }

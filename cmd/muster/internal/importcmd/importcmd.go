@@ -17,6 +17,7 @@ import (
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/models"
+	"github.com/muster-serve/muster/runtime"
 )
 
 // Commands are `muster models check` and `add`.
@@ -27,8 +28,9 @@ func newCheck() *cobra.Command {
 		Use:   "check FILE|DIR...",
 		Short: "Say how models would be served, and what keeps others from it",
 		Long: `Say how models would be served: in batches or not, with which inputs and outputs,
-and what is left out or read in another way, each with the reason. A directory is a
-repository, or the folder of a model or of a version. No model is loaded.
+which operators look rows of embedding tables up, and what is left out or read in
+another way, each with the reason. A directory is a repository, or the folder of a
+model or of a version. No model is loaded.
 
 The status is 1 if one of them cannot be served, with what to do.`,
 		Example: `  muster models check model.onnx
@@ -135,6 +137,12 @@ func printVersion(w io.Writer, f foundVersion) {
 	fmt.Fprintf(w, "%s: can be served\n  batches: %s\n", name, v.Batches())
 	printPorts(w, "input", v.Inputs)
 	printPorts(w, "output", v.Outputs)
+	switch kernels, err := runtime.DescribeKernels(v.Path); {
+	case err != nil:
+		fmt.Fprintf(w, "  kernels: not known: %s\n", terminal.Plain(err.Error()))
+	case kernels != "":
+		fmt.Fprintf(w, "  kernels: %s\n", terminal.Plain(kernels))
+	}
 	for _, note := range v.Config.Notes {
 		fmt.Fprintf(w, "  note: %s\n", terminal.Plain(note))
 	}

@@ -58,3 +58,21 @@ func TestAddAndCheck(t *testing.T) {
 		t.Errorf("%v:\n%s", err, out)
 	}
 }
+
+// TestCheckNamesKernels: check says who looks rows of tables up, of a model of PyTorch and of one
+// that Muster's operators cannot serve.
+func TestCheckNamesKernels(t *testing.T) {
+	for name, want := range map[string]string{
+		"sum-dynamo":     "kernels: Muster's operators do the lookups in 3 tables",
+		"bag-sum-dynamo": "kernels: ONNX Runtime's operators do the lookups in tables: ",
+	} {
+		out, err := run(t, "check", "../../../../runtime/kernels/testdata/"+name+".onnx")
+		if err != nil || !strings.Contains(out, want) {
+			t.Errorf("%s: %v, the output lacks %q:\n%s", name, err, want, out)
+		}
+	}
+	if out, err := run(t, "check", "../../../../runtime/testdata/lightgbm.onnx"); err != nil ||
+		strings.Contains(out, "kernels") {
+		t.Errorf("a model without tables: %v\n%s", err, out)
+	}
+}
