@@ -176,9 +176,9 @@ func TestFaults(t *testing.T) {
 		}
 	}
 	c.Dir = filepath.Join(t.TempDir(), "new")
-	err := Run(t.Context(), c) // a shell cannot open a script named agent
+	err := Run(t.Context(), c) // a shell cannot open a script named agent; any may end first
 	for _, want := range []string{
-		"the agent on r5n.large ended by itself", "agent: ", "logs are in " + c.Dir,
+		"the agent on ", " ended by itself", "agent: ", "logs are in " + c.Dir,
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want one that says %q", err, want)
