@@ -2,32 +2,12 @@ package fleetplan
 
 import (
 	"cmp"
-	"container/heap"
 	"math"
 	"slices"
 
+	"github.com/muster-serve/muster/leader/internal/branch"
 	"github.com/muster-serve/muster/leader/place"
 )
-
-// A node of branch and bound is a range of counts.
-type node struct {
-	lo, hi []int
-	bound  float64
-}
-
-// frontier is the open nodes, the one of the highest bound first.
-type frontier []*node
-
-func (f frontier) Len() int           { return len(f) }
-func (f frontier) Less(i, j int) bool { return f[i].bound > f[j].bound }
-func (f frontier) Swap(i, j int)      { f[i], f[j] = f[j], f[i] }
-func (f *frontier) Push(x any)        { *f = append(*f, x.(*node)) }
-func (f *frontier) Pop() any {
-	old := *f
-	n := old[len(old)-1]
-	*f = old[:len(old)-1]
-	return n
-}
 
 // worthwhile is by how much a fleet must be better to matter, in parts of the scale.
 const worthwhile = 1e-6
@@ -69,45 +49,37 @@ func newCountSearch(m *master, work int) *countSearch {
 // within the limits.
 func (s *countSearch) branch() {
 	lo, hi := s.m.limits()
-	open := frontier{{lo: lo, hi: hi, bound: s.bound}}
+	var open branch.Frontier
+	open.Push(&branch.Node{Lo: lo, Hi: hi, Bound: s.bound})
 	bound := math.Inf(-1) // of what is not open
-	for root := true; len(open) > 0; root = false {
-		n := heap.Pop(&open).(*node)
-		if n.bound <= s.value+worthwhile || s.isSpent(n.bound) && !root {
-			heap.Push(&open, n)
+	for root := true; open.Len() > 0; root = false {
+		n := open.Pop()
+		if n.Bound <= s.value+worthwhile || s.isSpent(n.Bound) && !root {
+			bound = max(bound, n.Bound) // and of the others, which are no higher
 			break
 		}
-		r, ok := s.m.solve(n.lo, n.hi)
+		r, ok := s.m.solve(n.Lo, n.Hi)
 		if !ok {
 			continue
 		}
 		if root {
 			s.margin = s.m.priceMargin(r)
 		}
-		n.bound = min(n.bound, r.bound)
+		n.Bound = min(n.Bound, r.bound)
 		i := s.m.maxFractional(r.counts)
 		if i < 0 {
 			s.note(s.m.round(r.counts, math.Round), r.value)
-			bound = max(bound, n.bound)
+			bound = max(bound, n.Bound)
 			continue
 		}
 		if root || s.best == nil {
 			s.tryRounded(r.counts)
 		}
-		if n.bound <= s.value+worthwhile {
-			bound = max(bound, n.bound)
+		if n.Bound <= s.value+worthwhile {
+			bound = max(bound, n.Bound)
 			continue
 		}
-		whole := int(math.Floor(r.counts[i]))
-		down := &node{n.lo, slices.Clone(n.hi), n.bound}
-		down.hi[i] = whole
-		up := &node{slices.Clone(n.lo), n.hi, n.bound}
-		up.lo[i] = whole + 1
-		heap.Push(&open, down)
-		heap.Push(&open, up)
-	}
-	for _, n := range open {
-		bound = max(bound, n.bound)
+		open.Split(n, i, int(math.Floor(r.counts[i])))
 	}
 	s.bound = min(s.bound, max(bound, s.value))
 }

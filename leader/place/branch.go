@@ -2,37 +2,18 @@ package place
 
 import (
 	"cmp"
-	"container/heap"
 	"math"
 	"slices"
+
+	"github.com/muster-serve/muster/leader/internal/branch"
 )
-
-// A node of branch and bound (Land and Doig, Econometrica 28, 1960): each free choice has between
-// lo and hi agents. In the master program of patterns each group may use so many of each type.
-type node struct {
-	lo, hi []int
-	bound  float64
-}
-
-// A frontier is the nodes still to be looked at, the one with the highest bound first.
-type frontier []*node
-
-func (f frontier) Len() int           { return len(f) }
-func (f frontier) Less(i, j int) bool { return f[i].bound > f[j].bound }
-func (f frontier) Swap(i, j int)      { f[i], f[j] = f[j], f[i] }
-func (f *frontier) Push(x any)        { *f = append(*f, x.(*node)) }
-func (f *frontier) Pop() any {
-	last := len(*f) - 1
-	n := (*f)[last]
-	*f = (*f)[:last]
-	return n
-}
 
 // worthwhile is the least gain for which the search goes on: a hundred-thousandth of a point of
 // accuracy or so.
 const worthwhile = 1e-7
 
-// A branchAndBound is branch and bound over a region.
+// A branchAndBound is branch and bound over a region: each free choice has between a node's Lo and
+// Hi agents. In the master program of patterns each group may use so many of each type.
 type branchAndBound struct {
 	*region
 	best   float64 // value of the best counts so far, or what is to be exceeded
@@ -47,36 +28,37 @@ type branchAndBound struct {
 func (r *region) searchCounts(best float64, nodes, limit int) (counts []int, value, bound float64) {
 	b := &branchAndBound{region: r, best: best, trial: make([]int, len(r.free))}
 	s := r.s
-	root := &node{lo: make([]int, len(r.free)), hi: make([]int, len(r.free))}
+	root := &branch.Node{Lo: make([]int, len(r.free)), Hi: make([]int, len(r.free))}
 	for f, i := range r.free {
 		c := &s.m.choices[i]
-		root.hi[f] = min(c.most, r.capacity[c.typ])
+		root.Hi[f] = min(c.most, r.capacity[c.typ])
 		if c.isSimple() {
-			root.hi[f] = min(root.hi[f], int(math.Ceil(1/c.parts[0].offers[0].rate-1e-9)))
+			root.Hi[f] = min(root.Hi[f], int(math.Ceil(1/c.parts[0].offers[0].rate-1e-9)))
 		}
 	}
-	root.bound = math.Inf(1)
-	open := frontier{root}
-	for k := 0; len(open) > 0; k++ {
-		n := heap.Pop(&open).(*node)
-		if n.bound <= b.best+worthwhile {
-			return b.counts, b.best, max(b.best, n.bound)
+	root.Bound = math.Inf(1)
+	var open branch.Frontier
+	open.Push(root)
+	for k := 0; open.Len() > 0; k++ {
+		n := open.Pop()
+		if n.Bound <= b.best+worthwhile {
+			return b.counts, b.best, max(b.best, n.Bound)
 		}
 		if k >= nodes || s.work >= limit {
-			return b.counts, b.best, n.bound
+			return b.counts, b.best, n.Bound
 		}
 		relax := b.solveRelaxation
 		if k == 0 {
 			relax = b.relaxWithCuts
 		}
-		_, bound, ok := relax(n.lo, n.hi)
-		n.bound = min(n.bound, bound)
-		if !ok || n.bound <= b.best+worthwhile {
+		_, bound, ok := relax(n.Lo, n.Hi)
+		n.Bound = min(n.Bound, bound)
+		if !ok || n.Bound <= b.best+worthwhile {
 			continue
 		}
 		if k%64 == 0 {
 			b.diveToWhole(n, limit)
-			if _, _, ok := b.solveRelaxation(n.lo, n.hi); !ok || n.bound <= b.best+worthwhile {
+			if _, _, ok := b.solveRelaxation(n.Lo, n.Hi); !ok || n.Bound <= b.best+worthwhile {
 				continue
 			}
 		}
@@ -87,13 +69,7 @@ func (r *region) searchCounts(best float64, nodes, limit int) (counts []int, val
 			// node are better.
 			continue
 		}
-		split := int(math.Floor(b.agents[f] + 1e-7))
-		down := &node{n.lo, slices.Clone(n.hi), n.bound}
-		down.hi[f] = split
-		up := &node{slices.Clone(n.lo), n.hi, n.bound}
-		up.lo[f] = split + 1
-		heap.Push(&open, down)
-		heap.Push(&open, up)
+		open.Split(n, f, int(math.Floor(b.agents[f]+1e-7)))
 	}
 	return b.counts, b.best, b.best
 }
@@ -206,8 +182,8 @@ func (b *branchAndBound) sharedValue(g int, counts []int) float64 {
 // diveToWhole goes from the last relaxation, that of n, to whole counts: it makes the whole parts
 // certain, all at once, and when there are none, one more agent of the choice with the largest
 // fraction.
-func (b *branchAndBound) diveToWhole(n *node, limit int) {
-	lo, hi := slices.Clone(n.lo), slices.Clone(n.hi)
+func (b *branchAndBound) diveToWhole(n *branch.Node, limit int) {
+	lo, hi := slices.Clone(n.Lo), slices.Clone(n.Hi)
 	for range 200 {
 		b.tryRoundings()
 		if b.s.work >= limit {

@@ -2,10 +2,11 @@ package place
 
 import (
 	"cmp"
-	"container/heap"
 	"encoding/binary"
 	"math"
 	"slices"
+
+	"github.com/muster-serve/muster/leader/internal/branch"
 )
 
 // Where no layout serves two groups, the groups share nothing but the agents of the types. Then a
@@ -391,26 +392,27 @@ func (p *patterns) enumeratePatterns(part float64, limit int) bool {
 // all that could be better than what it ends with.
 func (p *patterns) solveMaster(limit int) bool {
 	types := len(p.m.types)
-	root := &node{
-		lo: make([]int, len(p.of)*types), hi: make([]int, len(p.of)*types), bound: math.Inf(1),
+	root := &branch.Node{
+		Lo: make([]int, len(p.of)*types), Hi: make([]int, len(p.of)*types), Bound: math.Inf(1),
 	}
 	for g := range p.of {
-		copy(root.hi[g*types:], p.m.types)
+		copy(root.Hi[g*types:], p.m.types)
 	}
 	prices := slices.Clone(p.price)
 	defer func() { copy(p.price, prices) }()
-	open := frontier{root}
-	for k := 0; len(open) > 0; k++ {
-		c := heap.Pop(&open).(*node)
-		if c.bound <= p.totalValue()+worthwhile {
+	var open branch.Frontier
+	open.Push(root)
+	for k := 0; open.Len() > 0; k++ {
+		c := open.Pop()
+		if c.Bound <= p.totalValue()+worthwhile {
 			return true
 		}
 		if p.work >= limit {
 			return false
 		}
-		_, bound := p.solveRelaxation(c.lo, c.hi)
-		c.bound = min(c.bound, bound)
-		if c.bound <= p.totalValue()+worthwhile {
+		_, bound := p.solveRelaxation(c.Lo, c.Hi)
+		c.Bound = min(c.Bound, bound)
+		if c.Bound <= p.totalValue()+worthwhile {
 			continue
 		}
 		g, t, n := p.split()
@@ -420,12 +422,7 @@ func (p *patterns) solveMaster(limit int) bool {
 		if g < 0 {
 			continue
 		}
-		down := &node{c.lo, slices.Clone(c.hi), c.bound}
-		down.hi[g*types+t] = n
-		up := &node{slices.Clone(c.lo), c.hi, c.bound}
-		up.lo[g*types+t] = n + 1
-		heap.Push(&open, down)
-		heap.Push(&open, up)
+		open.Split(c, g*types+t, n)
 	}
 	return true
 }
@@ -473,8 +470,8 @@ func (p *patterns) split() (group, typ, n int) {
 
 // diveOnGroups gives group after group the pattern that the relaxation, which is that of c, has
 // most of, and tries the counts that it ends with.
-func (p *patterns) diveOnGroups(c *node, limit int) {
-	lo, hi := slices.Clone(c.lo), slices.Clone(c.hi)
+func (p *patterns) diveOnGroups(c *branch.Node, limit int) {
+	lo, hi := slices.Clone(c.Lo), slices.Clone(c.Hi)
 	chosen := make([]*pattern, len(p.of))
 	for range p.of {
 		most := make([]float64, len(p.of))
