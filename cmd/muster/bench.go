@@ -20,6 +20,7 @@ import (
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/reference"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // benchOptions are the flags of `muster bench`. After check, duration is 0 where only the number of
@@ -61,6 +62,7 @@ of the inputs are random.
 Batch sizes (--batch):
   trace               the production trace that KAIROS was evaluated with
   ribbon              the distribution behind RIBBON's published tables
+  mlperf              candidates a query in MLPerf's DLRM-v2: 100 to 700, mostly 200
   gaussian:MEAN,SD    truncated to 1..1000
   fixed:N
   FILE                CSV with the column batch_size and, optionally, weight
@@ -116,8 +118,7 @@ ends with status 130.`,
 	flags.StringArrayVar(&o.inputs, "input", nil,
 		"file with inputs, as FILE or MODEL=FILE: JSON queries or .npz; - for standard input")
 	flags.StringArrayVar(&o.shapes, "shape", nil, inputs.ShapeHelp)
-	flags.StringVar(&o.batch, "batch", "trace",
-		"batch sizes: trace, ribbon, gaussian:MEAN,SD, fixed:N or a CSV file")
+	flags.StringVar(&o.batch, "batch", "trace", workload.BatchSizesHelp)
 	flags.StringVar(&o.arrivals, "arrivals", "poisson",
 		"arrivals: poisson, constant, gamma:SHAPE, artifact or a CSV file")
 	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, instead of the models' own")

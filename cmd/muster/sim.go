@@ -79,8 +79,7 @@ func (o *simOptions) addLoad(flags *pflag.FlagSet, also string) {
 	flags.StringVar(&o.samples, "samples", "",
 		"CSV file of measured latencies (model,instance_type,batch_size,sample_ms), which may be "+
 			"gzipped, or \"published\" for those of the papers (default: the shipped profiles)")
-	flags.StringVar(&o.batch, "batch", "trace",
-		"batch sizes: trace, ribbon, gaussian:MEAN,SD, fixed:N, or a CSV file")
+	flags.StringVar(&o.batch, "batch", "trace", workload.BatchSizesHelp)
 	o.addArrivals(flags, also)
 	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, instead of the models' own")
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/muster-serve/muster/leader/place/replan"
 	"github.com/muster-serve/muster/leader/rent"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/charts"
 	simday "github.com/muster-serve/muster/sim/day"
@@ -104,8 +105,7 @@ may lead.
 	o.addModels(flags)
 	o.addFamilies(flags)
 	flags.StringVar(&o.samples, "samples", "", "CSV file of measured latencies, or \"published\"")
-	flags.StringVar(&o.batch, "batch", "trace",
-		"batch sizes: trace, ribbon, gaussian:MEAN,SD, fixed:N, or a CSV file")
+	flags.StringVar(&o.batch, "batch", "trace", workload.BatchSizesHelp)
 	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, instead of the models' own")
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of the day")
 	flags.BoolVar(&o.json, "json", false, "print as JSON")

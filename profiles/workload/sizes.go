@@ -175,6 +175,14 @@ func RIBBON() *BatchSizes {
 	return newBatchSizes("ribbon", w)
 }
 
+// MLPerf is how many candidates a query of the server scenario of MLPerf's recommendation benchmark
+// DLRM-v2 has, as its file dist_quantile.txt gives it by twenty quantiles: the mean is 270.
+func MLPerf() *BatchSizes {
+	w := make([]float64, 701)
+	w[100], w[200], w[300], w[400], w[500], w[600], w[700] = 2, 12, 2, 1, 1, 1, 1
+	return newBatchSizes("mlperf", w)
+}
+
 // Gaussian is a normal distribution rounded to the nearest integer and truncated
 // to 1..largest: what falls outside is drawn again.
 func Gaussian(mean, sd float64, largest int) (*BatchSizes, error) {
@@ -253,11 +261,16 @@ func ReadBatchSizes(name string, r io.Reader) (*BatchSizes, error) {
 
 // batchSizesForms are the forms that ParseBatchSizes accepts.
 var batchSizesForms = []string{
-	"trace", "ribbon", "gaussian:MEAN,SD", "fixed:N", "a CSV file with the column batch_size",
+	"trace", "ribbon", "mlperf", "gaussian:MEAN,SD", "fixed:N",
+	"a CSV file with the column batch_size",
 }
 
-// ParseBatchSizes parses a distribution in one of the forms "trace", "ribbon", "gaussian:MEAN,SD"
-// (truncated to [LargestBatchSize]), "fixed:N", or the path of a file that [ReadBatchSizes] reads.
+// BatchSizesHelp is the help of a flag whose value ParseBatchSizes reads.
+const BatchSizesHelp = "batch sizes: trace, ribbon, mlperf, gaussian:MEAN,SD, fixed:N or a CSV file"
+
+// ParseBatchSizes parses a distribution in one of the forms "trace", "ribbon", "mlperf",
+// "gaussian:MEAN,SD" (truncated to [LargestBatchSize]), "fixed:N", or the path of a file that
+// [ReadBatchSizes] reads.
 func ParseBatchSizes(s string) (*BatchSizes, error) {
 	kind, rest, _ := strings.Cut(s, ":")
 	switch {
@@ -265,6 +278,8 @@ func ParseBatchSizes(s string) (*BatchSizes, error) {
 		return Trace(), nil
 	case s == "ribbon":
 		return RIBBON(), nil
+	case s == "mlperf":
+		return MLPerf(), nil
 	case kind == "gaussian":
 		m, sd, ok := strings.Cut(rest, ",")
 		mean, err1 := strconv.ParseFloat(strings.TrimSpace(m), 64)

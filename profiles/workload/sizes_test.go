@@ -99,7 +99,7 @@ func TestTraceFollowsTheGenerator(t *testing.T) {
 
 func TestDrawFollowsPMF(t *testing.T) {
 	for _, s := range []string{
-		"trace", "ribbon", "gaussian:250,100", "gaussian:3,50", "gaussian:1000,5",
+		"trace", "ribbon", "mlperf", "gaussian:250,100", "gaussian:3,50", "gaussian:1000,5",
 	} {
 		d, err := ParseBatchSizes(s)
 		if err != nil {
@@ -131,6 +131,10 @@ func TestBatchSizesInNumbers(t *testing.T) {
 	// the mean of a million draws of the generator
 	if got := Trace().Mean(); math.Abs(got-239.1) > 0.5 {
 		t.Errorf("mean of the trace is %.2f, want 239.1", got)
+	}
+	if got := MLPerf(); math.Abs(got.Mean()-270) > 1e-9 || got.Largest() != 700 ||
+		got.PMF()[1] != (Probability{200, 0.6}) {
+		t.Errorf("mlperf has %v, mean %v; want 200 in 12 of 20, mean 270", got.PMF(), got.Mean())
 	}
 	cut, err := Trace().AtMost(100)
 	if err != nil {
@@ -176,7 +180,7 @@ func TestReadBatchSizes(t *testing.T) {
 
 func TestBadBatchSizes(t *testing.T) {
 	for s, want := range map[string]string{
-		"":                  "trace, ribbon, gaussian:MEAN,SD, fixed:N or a CSV file",
+		"":                  "trace, ribbon, mlperf, gaussian:MEAN,SD, fixed:N or a CSV file",
 		"uniform":           "no such file",
 		"gaussian":          "gaussian:MEAN,SD",
 		"gaussian:1":        "gaussian:MEAN,SD",
