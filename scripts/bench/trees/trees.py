@@ -7,7 +7,9 @@ exporters do by default, and serves them with an agent. For batches of 1, 64 and
 round times, one after the other: the library's own predict; ONNX Runtime in Python, asked for the
 tensors alone, without the maps that exporters add; a run in the agent, by the time that its
 statistics say; and the whole query by tritonclient. All have as many threads. Medians of the
-rounds are printed as a table.
+rounds are printed as a table. --export DIR only writes the models, without the maps, as a
+repository for `MUSTER_BENCH_MODELS=DIR go test ./runtime -bench Executor`, which compares within
+one process.
 """
 
 import argparse
@@ -171,23 +173,31 @@ def compare(served, predict, rounds):
         yield rows, [statistics.median(column) for column in zip(*found, strict=True)]
 
 
+def save(model, repository, title):
+    """Writes the model as version 1 of the repository, and returns its name there."""
+    name = title.split("(")[0].strip().replace(" ", "-").lower()
+    to = repository / name / "1"
+    to.mkdir(parents=True)
+    onnx.save(model, to / "model.onnx")
+    return name
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--muster", type=pathlib.Path, required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--muster", type=pathlib.Path)
+    what.add_argument("--export", type=pathlib.Path)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     arguments = parser.parse_args()
     models = list(train(arguments.threads))
+    if arguments.export:
+        for name, model, _ in models:
+            save(without_maps(model), arguments.export, name)
+        return
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
-        names = {
-            name: name.split("(")[0].strip().replace(" ", "-").lower()
-            for name, _, _ in models
-        }
-        for name, model, _ in models:
-            to = work / "models" / names[name] / "1"
-            to.mkdir(parents=True)
-            onnx.save(model, to / "model.onnx")
+        names = {name: save(model, work / "models", name) for name, model, _ in models}
         agent = Agent(arguments.muster, work, "--cores", str(arguments.threads))
         try:
             triton = tritonclient.grpc.InferenceServerClient(agent.grpc)
