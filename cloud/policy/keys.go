@@ -66,7 +66,8 @@ func (r *reader) policyKeys(p *Policy) []document.Key {
 			Name: "families", Type: "mapping from the names of families",
 			Meaning: "what is stated for [families](families.md), beside what their model.yaml " +
 				"state: the largest counts. Agents of before this key refuse a file that has it, " +
-				"and as the leader rent nothing by it: upgrade all of them first.",
+				"and as the leader rent nothing by it and take no other one: upgrade all of them " +
+				"first, and apply a file without it before you go back.",
 			Read: func(_ string, n *yaml.Node) {
 				p.Families = map[string]Accuracy{}
 				r.readMapping(n, "families: ", func(key, value *yaml.Node) {

@@ -92,3 +92,7 @@ func TestRented(t *testing.T) { runScenario(t, (*run).testRented) }
 // TestPlacement: the accuracy of families while the leader changes what agents hold, and is killed.
 // 5 min, short 90 s.
 func TestPlacement(t *testing.T) { runScenario(t, (*run).testPlacement) }
+
+// TestUpgradeRented: agents that rent are replaced by this version, and back, with the machines that
+// they have rented. 1 min, short the same.
+func TestUpgradeRented(t *testing.T) { runScenario(t, (*run).testUpgradeRented) }

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/muster-serve/muster/client/bench"
@@ -19,7 +20,8 @@ import (
 )
 
 var previousBinary = flag.String("previous", "",
-	"binary of the previous version for TestUpgrade (default: "+oldestCompatible+" is built)")
+	"binary of the previous version for TestUpgrade and "+
+		"TestUpgradeRented (default: "+oldestCompatible+" is built)")
 
 // oldestCompatible is the commit that this version and all between work together with, until a
 // version has a tag.
@@ -31,12 +33,9 @@ const oldestCompatible = "958423c3"
 // each version ask the agents of the other. Wanted: no query of either fails, and each command
 // succeeds. The short form has three agents.
 func (r *run) testUpgrade(ctx context.Context) error {
-	previous := *previousBinary
-	if previous == "" {
-		var err error
-		if previous, err = r.buildPrevious(ctx); err != nil {
-			return err
-		}
+	previous, err := r.findPrevious(ctx)
+	if err != nil {
+		return err
 	}
 	f, err := r.newFleet(ctx, "dien")
 	if err != nil {
@@ -55,7 +54,7 @@ func (r *run) testUpgrade(ctx context.Context) error {
 		return err
 	}
 	begin := time.Now()
-	old, err := r.startPrevious(previous, f, limit/4)
+	old, err := r.startPrevious(previous, f.Models[0], f, limit/4)
 	if err != nil {
 		return err
 	}
@@ -91,6 +90,11 @@ func (r *run) testUpgrade(ctx context.Context) error {
 	if err := r.endLoad(d, begin); err != nil {
 		return err
 	}
+	return r.wantNoneFailed(old)
+}
+
+// wantNoneFailed ends the load of the previous version, and wants that none of its queries failed.
+func (r *run) wantNoneFailed(old *previousLoad) error {
 	m, err := old.stop()
 	if err != nil {
 		return err
@@ -130,15 +134,37 @@ func (r *run) replaceAgent(ctx context.Context, f *harness.Fleet, n *harness.Nod
 	return f.WaitComplete(ctx)
 }
 
-// buildPrevious builds the commit oldestCompatible, without ONNX Runtime: its agents are emulated.
+// findPrevious returns the binary of the previous version.
+func (r *run) findPrevious(ctx context.Context) (string, error) {
+	if *previousBinary != "" {
+		return *previousBinary, nil
+	}
+	return r.buildPrevious(ctx)
+}
+
+// buildPrevious returns the binary of the commit oldestCompatible, without ONNX Runtime: its agents
+// are emulated. It builds it where no scenario of this folder has yet.
 func (r *run) buildPrevious(ctx context.Context) (string, error) {
 	git := func(args ...string) (string, error) { return harness.Output(ctx, "", "git", args...) }
+	folder := filepath.Dir(r.dir)
+	binary := filepath.Join(folder, "muster-"+oldestCompatible)
+	// Scenarios run beside each other. The first one builds, the others wait for it.
+	lock, err := os.OpenFile(binary+".lock", os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(binary); err == nil {
+		return binary, nil
+	}
 	source, err := os.MkdirTemp("", "muster-previous-")
 	if err != nil {
 		return "", err
 	}
 	defer os.RemoveAll(source)
-	binary := filepath.Join(r.dir, "muster-previous")
 	// A clone, not a worktree: a worktree would leave traces in this repository if this is killed.
 	if _, err := git("clone", "--quiet", "--shared", "--no-checkout", ".", source); err != nil {
 		return "", err
@@ -149,10 +175,11 @@ func (r *run) buildPrevious(ctx context.Context) (string, error) {
 			oldestCompatible)}
 	}
 	r.printLine("Building %s", oldestCompatible)
-	_, err = harness.Output(ctx, source, "go", "build", "-trimpath", "-buildvcs=false", "-o",
-		binary,
-		"./cmd/muster")
-	return binary, err
+	if _, err := harness.Output(ctx, source, "go", "build", "-trimpath", "-buildvcs=false", "-o",
+		binary+".new", "./cmd/muster"); err != nil {
+		return "", err
+	}
+	return binary, os.Rename(binary+".new", binary)
 }
 
 // A previousLoad is a load that the previous version's SDK sends, by its `muster bench`.
@@ -163,9 +190,10 @@ type previousLoad struct {
 }
 
 // startPrevious starts load on the fleet's agents.
-func (r *run) startPrevious(muster string, f *harness.Fleet, rate float64) (*previousLoad, error) {
+func (r *run) startPrevious(muster, model string, f *harness.Fleet,
+	rate float64) (*previousLoad, error) {
 	l := &previousLoad{json: filepath.Join(r.dir, "previous.json")}
-	l.cmd = exec.Command(muster, "bench", "--model", f.Models[0], "--rate", fmt.Sprint(rate),
+	l.cmd = exec.Command(muster, "bench", "--model", model, "--rate", fmt.Sprint(rate),
 		"--duration", "1h",
 		"--timeout", pick(r, time.Duration(0), harness.Patience).String(),
 		"--server", strings.Join(f.Addresses(), ","), "--json", l.json)
