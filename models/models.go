@@ -226,7 +226,21 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 		return nil, fmt.Errorf("%s does not fit %s: %w", c.settingsPath(dir, model), path, err)
 	}
 	v.keepWhole()
+	v.noteMixing(s)
 	return v, nil
+}
+
+// noteMixing notes what in the graph makes rows depend on one another, if the settings say that
+// nothing does.
+func (v *Version) noteMixing(s *onnx.Signature) {
+	if !v.Config.RowsIndependent {
+		return
+	}
+	if i := s.Flow(nil).Independence(); !i.IsProven() && !i.Unknown {
+		v.Config.Notes = append(slices.Clone(v.Config.Notes), fmt.Sprintf("rows_independent is true, but "+
+			"rows depend on one another, so that answers change with what is split and merged: %s",
+			i.Reason))
+	}
 }
 
 // checkInputs returns an error for each input whose shape nobody says, and for what is more than a

@@ -35,7 +35,8 @@ type step struct {
 	inputs, outputs []string
 	nested          []string // values that graphs within the node use
 	ints            map[string][]int64
-	value           constant // of a node Constant
+	texts           map[string]string
+	value           constant // of a node Constant or ConstantOfShape
 }
 
 // A constant is a tensor of the file. Its shape is nil if it is sparse, and its elements are nil

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/muster-serve/muster/api/tensor"
 )
@@ -56,7 +57,7 @@ func TestReadSignature(t *testing.T) {
 		IRVersion: IRVersion, Producer: "test", Opset: Opset, Inputs: m.Inputs, Outputs: m.Outputs,
 		Operators: map[string]bool{"MatMul": true},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Signature{})); diff != "" {
 		t.Errorf("signature (-want +got):\n%s", diff)
 	}
 }
@@ -81,7 +82,7 @@ func TestReadSignatureOfAnotherTool(t *testing.T) {
 		Data:      []DataFile{{Location: "subgraphs.data", Size: 48}},
 		Operators: map[string]bool{"Add": true, "If": true, "MatMul": true},
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Signature{})); diff != "" {
 		t.Errorf("signature (-want +got):\n%s", diff)
 	}
 }

@@ -3,6 +3,7 @@ package onnx
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,6 +46,10 @@ type Signature struct {
 	Operators map[string]bool
 	// Maps are the values of the graph that stand for sequences of maps and are tensors in Graph.
 	Maps map[string]bool
+
+	// steps and constants are the graph's; there are none of a graph with more than maxSteps.
+	steps     []step
+	constants map[string]constant
 }
 
 // A DataFile is a file with weights of a model, separate from its .onnx file.
@@ -229,6 +234,7 @@ func read(m message) (*Signature, error) {
 		return nil, err
 	}
 	if len(r.steps) <= maxSteps {
+		r.signature.steps, r.signature.constants = r.steps, maps.Clone(r.constants)
 		r.signature.Bounds = inferBounds(r.signature.Inputs, r.signature.Outputs, r.steps,
 			r.constants)
 	}
@@ -458,7 +464,7 @@ func (r *reader) readAttribute(f field, depth int, s *step) error {
 	if err != nil {
 		return err
 	}
-	var name string
+	var name, text string
 	var list []int64
 	known := true
 	var c constant
@@ -478,6 +484,10 @@ func (r *reader) readAttribute(f field, depth int, s *step) error {
 					list = append(list, more...)
 				}
 			}
+		case attributeString:
+			if s != nil && f.body.end-f.body.pos <= maxNameBytes {
+				text, err = f.readText()
+			}
 		case attributeTensor:
 			_, c, err = r.readTensor(f)
 		case attributeTensors:
@@ -491,6 +501,12 @@ func (r *reader) readAttribute(f field, depth int, s *step) error {
 	})
 	if s != nil && known && list != nil {
 		s.ints[name] = list
+	}
+	if s != nil && text != "" {
+		if s.texts == nil {
+			s.texts = map[string]string{}
+		}
+		s.texts[name] = text
 	}
 	if s != nil && name == "value" {
 		s.value = c
