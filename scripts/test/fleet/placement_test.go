@@ -101,18 +101,7 @@ func (r *run) placedModels(ctx context.Context) (bytes int64, err error) {
 	if _, err := zoo.Generate(ctx, base, "ncf", zoo.Options{Scale: zoo.Small}); err != nil {
 		return 0, err
 	}
-	err = filepath.WalkDir(filepath.Join(base, "ncf", "1"), func(path string, e os.DirEntry,
-		err error) error {
-		if err != nil {
-			return err
-		}
-		info, err := e.Info()
-		if err == nil && info.Mode().IsRegular() {
-			bytes += info.Size()
-		}
-		return err
-	})
-	if err != nil {
+	if bytes, err = sizeOfFiles(filepath.Join(base, "ncf", "1")); err != nil {
 		return 0, err
 	}
 	var infos []profiles.ModelInfo
@@ -172,6 +161,20 @@ func (r *run) placedModels(ctx context.Context) (bytes int64, err error) {
 	// The fleet has run the models before.
 	return bytes, errors.Join(library.Write(out), out.Close(),
 		book.Save(filepath.Join(r.dir, "learned.json")))
+}
+
+// sizeOfFiles is that of the files in a folder, in bytes.
+func sizeOfFiles(folder string) (bytes int64, err error) {
+	return bytes, filepath.WalkDir(folder, func(path string, e os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := e.Info()
+		if err == nil && info.Mode().IsRegular() {
+			bytes += info.Size()
+		}
+		return err
+	})
 }
 
 // addPlaced starts an agent that knows the latencies.

@@ -78,6 +78,14 @@ func TestVersions(t *testing.T) { runScenario(t, (*run).testVersions) }
 // TestWorker: workers are killed, frozen and drained. 2 min, short 15 s.
 func TestWorker(t *testing.T) { runScenario(t, (*run).testWorker) }
 
+// TestUpgradeRented: agents that rent are replaced by this version, and back, with the machines that
+// they have rented. 1 min, short 40 s.
+func TestUpgradeRented(t *testing.T) { runScenario(t, (*run).testUpgradeRented) }
+
+// TestTrap: a family whose accurate variant nobody holds any more gets its accuracy back under
+// another leader. 1 min, short 40 s.
+func TestTrap(t *testing.T) { runScenario(t, (*run).testTrap) }
+
 // TestSlowCanary: a fleet tries a canary that is as good, and one that is slower. 3 min, short 1 min.
 func TestSlowCanary(t *testing.T) { runScenario(t, (*run).testSlowCanary) }
 
@@ -92,7 +100,3 @@ func TestRented(t *testing.T) { runScenario(t, (*run).testRented) }
 // TestPlacement: the accuracy of families while the leader changes what agents hold, and is killed.
 // 5 min, short 90 s.
 func TestPlacement(t *testing.T) { runScenario(t, (*run).testPlacement) }
-
-// TestUpgradeRented: agents that rent are replaced by this version, and back, with the machines that
-// they have rented. 1 min, short the same.
-func TestUpgradeRented(t *testing.T) { runScenario(t, (*run).testUpgradeRented) }

@@ -87,15 +87,17 @@ func (r *run) startUpgraded(ctx context.Context, previous string) (*upgradedRun,
 	if err != nil {
 		return nil, err
 	}
-	if err := r.rateVariants("rank", f.Models, 1, .98); err != nil {
+	if err := r.rateVariants("rank", 350*time.Millisecond, f.Models, 1, .98); err != nil {
 		return nil, err
 	}
 	f.Models = nil // that every agent serves
 	machines := filepath.Join(r.dir, "machines")
 	r.atEnd = append(r.atEnd, func() { process.KillAll(machines) })
-	u := &upgradedRun{run: r, fleet: f, previous: previous, machines: machines,
-		file: filepath.Join(r.dir, "fleet.yaml"),
-		text: fmt.Sprintf(upgradedFleet, machines, filepath.Join(r.dir, "models"))}
+	u := &upgradedRun{previous: previous,
+		text: fmt.Sprintf(upgradedFleet, machines, filepath.Join(r.dir, "models")),
+		rentedRun: &rentedRun{run: r, fleet: f, machines: machines,
+			file: filepath.Join(r.dir, "fleet.yaml")},
+	}
 	err = errors.Join(os.WriteFile(u.file, []byte(u.text), 0o644),
 		os.Setenv("MUSTER_MODEL_CONTROL", "leader")) // of the machines, too
 	if err != nil {
@@ -105,21 +107,15 @@ func (r *run) startUpgraded(ctx context.Context, previous string) (*upgradedRun,
 	if err := r.start(ctx, f, pool(0, 3)); err != nil {
 		return nil, err
 	}
-	u.client, err = r.newClient(f.Addresses())
-	if err != nil {
-		return nil, err
-	}
-	return u, u.await(ctx, "the family is served", func(*control.FleetState) bool {
-		s, err := u.client.Status(ctx)
-		return err == nil && len(s.GetFamilies()) == 1
-	})
+	return u, u.awaitFamily(ctx)
 }
 
 var settingsOfTime = regexp.MustCompile(`(?m)^(qos_target_ms|deadline_ms):.*\n`)
 
-// rateVariants makes variants of a family of models, with RM2's QoS target and a deadline that a
+// rateVariants makes variants of a family of models, with the same QoS target and a deadline that a
 // busy machine keeps.
-func (r *run) rateVariants(family string, names []string, accuracies ...float64) error {
+func (r *run) rateVariants(family string, target time.Duration, names []string,
+	accuracies ...float64) error {
 	for i, name := range names {
 		config := filepath.Join(r.dir, "models", name, models.ConfigFile)
 		text, err := os.ReadFile(config)
@@ -127,7 +123,8 @@ func (r *run) rateVariants(family string, names []string, accuracies ...float64)
 			return err
 		}
 		text = fmt.Appendf(settingsOfTime.ReplaceAll(text, nil),
-			"qos_target_ms: 350\ndeadline_ms: %d\n", harness.Patience.Milliseconds())
+			"qos_target_ms: %d\ndeadline_ms: %d\n", target.Milliseconds(),
+			harness.Patience.Milliseconds())
 		if err := errors.Join(os.WriteFile(config, text, 0o644), models.WriteRating(config,
 			models.Rating{Family: family, Accuracy: accuracies[i]})); err != nil {
 			return err
@@ -136,19 +133,30 @@ func (r *run) rateVariants(family string, names []string, accuracies ...float64)
 	return nil
 }
 
-// An upgradedRun follows a fleet through its upgrade.
-type upgradedRun struct {
+// A rentedRun follows a fleet of agents that rent.
+type rentedRun struct {
 	*run
-	fleet                          *harness.Fleet
-	client                         *client.Client
-	previous, machines, file, text string
+	fleet          *harness.Fleet
+	client         *client.Client
+	machines, file string // the folder of the machines, and fleet.yaml
 
 	desired   *control.DesiredFleet // the newest seen
 	backwards string                // what was desired after it and is older; "": nothing
 }
 
+// awaitFamily makes the client, and waits until a family is served.
+func (u *rentedRun) awaitFamily(ctx context.Context) (err error) {
+	if u.client, err = u.newClient(u.fleet.Addresses()); err != nil {
+		return err
+	}
+	return u.await(ctx, "the family is served", func(*control.FleetState) bool {
+		s, err := u.client.Status(ctx)
+		return err == nil && len(s.GetFamilies()) == 1
+	})
+}
+
 // await waits until good, for placedPatience at most, and watches what is desired.
-func (u *upgradedRun) await(ctx context.Context, what string,
+func (u *rentedRun) await(ctx context.Context, what string,
 	good func(*control.FleetState) bool) error {
 	start := time.Now()
 	var last *control.FleetState
@@ -171,7 +179,7 @@ func (u *upgradedRun) await(ctx context.Context, what string,
 }
 
 // watchDesired notes where what a leader desires is older than what one has desired before.
-func (u *upgradedRun) watchDesired(d *control.DesiredFleet) {
+func (u *rentedRun) watchDesired(d *control.DesiredFleet) {
 	if u.desired != nil && (d.GetVersion() < u.desired.GetVersion() ||
 		d.GetIdentity() != u.desired.GetIdentity()) {
 		u.backwards = fmt.Sprintf(": version %d of %s, then %d of %s", u.desired.GetVersion(),
@@ -191,6 +199,12 @@ func serving(s *control.FleetState) map[string]string {
 		}
 	}
 	return all
+}
+
+// An upgradedRun follows a fleet through its upgrade.
+type upgradedRun struct {
+	*rentedRun
+	previous, text string
 }
 
 // awaitBoth waits until a machine of each type serves.
