@@ -56,6 +56,8 @@ type Status struct {
 	State   VersionState
 	// Reason is why the version is not ready, or a problem of a version that is ready; else empty.
 	Reason string
+	// Failed is whether Reason is why the present files cannot be loaded.
+	Failed bool
 }
 
 // An Event is a change of a version's state or reason.
@@ -485,7 +487,9 @@ func (r *Repository[M]) knownModels() map[string]*known {
 // statusesOf returns the status of each version of a model, or one that says why it has none.
 func (r *Repository[M]) statusesOf(m *modelFolder[M]) []Status {
 	if len(m.versions) == 0 {
-		return []Status{{Model: m.name, State: Unavailable, Reason: m.problem}}
+		return []Status{{
+			Model: m.name, State: Unavailable, Reason: m.problem, Failed: m.problem != "",
+		}}
 	}
 	var all []Status
 	m.chooseVersions()
@@ -507,6 +511,7 @@ func (r *Repository[M]) statusOf(m *modelFolder[M], v *version[M]) Status {
 			s.Reason = fmt.Sprintf(
 				"its files changed and cannot be loaded, what was loaded before serves: %v",
 				v.failure)
+			s.Failed = true
 		}
 	case v.loading:
 		s.State = Loading
@@ -525,7 +530,7 @@ func (r *Repository[M]) statusOf(m *modelFolder[M], v *version[M]) Status {
 	case m.unloaded:
 		s.Reason = "unloaded by call"
 	case v.isBroken():
-		s.Reason = v.failure.Error()
+		s.Reason, s.Failed = v.failure.Error(), true
 	case v.tries:
 		s.Reason = fmt.Sprintf("not tried: the %d newer versions cannot be loaded", maxTries)
 	case !v.wanted:

@@ -295,6 +295,10 @@ func CheckDescription(m *control.Member, name names.AgentName, spoken control.Ve
 		return fmt.Errorf("it says that its price is %v $/hr, want a number >= 0",
 			m.GetPriceUsdPerHour())
 	}
+	if maxLength(m.GetDisplayName()) > control.MaxNameBytes {
+		return fmt.Errorf("its display name has %d bytes, want at most %d", len(m.GetDisplayName()),
+			control.MaxNameBytes)
+	}
 	for _, model := range slices.Concat(m.GetModels(), m.GetLoadable()) {
 		switch {
 		case model.GetName() == "":

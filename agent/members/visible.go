@@ -69,16 +69,20 @@ func priceOfType(p *control.TypePrice, typ names.LaneType) *control.TypePrice {
 func (ms *Members) visibleTo(m *control.Member, sees func(model string) bool) *control.Member {
 	hidden := func(m *control.Model) bool { return !sees(m.GetName()) }
 	states := func(a *control.FamilyAccuracy) bool { return !sees(a.GetFamily()) }
+	fails := func(p *control.ModelProblem) bool { return !sees(p.GetModel()) }
 	hides := func(p *control.Part) bool {
 		return slices.ContainsFunc(p.GetModels(), func(model string) bool { return !sees(model) })
 	}
 	if !slices.ContainsFunc(m.GetModels(), hidden) &&
 		!slices.ContainsFunc(m.GetLoadable(), hidden) &&
-		!slices.ContainsFunc(m.GetParts(), hides) && !slices.ContainsFunc(m.GetAccuracies(), states) {
+		!slices.ContainsFunc(m.GetParts(), hides) &&
+		!slices.ContainsFunc(m.GetAccuracies(), states) &&
+		!slices.ContainsFunc(m.GetProblems(), fails) {
 		return m
 	}
 	shown := proto.CloneOf(m)
 	shown.Accuracies = slices.DeleteFunc(shown.Accuracies, states)
+	shown.Problems = slices.DeleteFunc(shown.Problems, fails)
 	shown.Models = slices.DeleteFunc(shown.Models, hidden)
 	shown.Loadable = slices.DeleteFunc(shown.Loadable, hidden)
 	for _, p := range shown.Parts {

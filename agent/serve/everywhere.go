@@ -191,51 +191,69 @@ func (s *Server) anyReady(model, version string) (bool, error) {
 }
 
 // anyIndex returns the index of this agent's repository, with the versions that only other agents
-// hold. It leaves out models for which sees returns false and, if ready is set, versions that no
-// agent serves.
+// hold, and with what keeps agents from loading the files that they have. It leaves out models for
+// which sees returns false and, if ready is set, versions that no agent serves.
 func (s *Server) anyIndex(ready bool,
 	sees func(model string) bool) *inference.RepositoryIndexResponse {
-	type version struct{ model, number string }
-	elsewhere := map[version]bool{}
+	elsewhere := map[indexKey]bool{}
+	problems := map[indexKey]*versionProblems{}
 	for _, member := range s.config.Members.View().Members {
+		if member.AgentName() == s.config.Name {
+			continue
+		}
 		for _, m := range member.Models {
-			if member.AgentName() != s.config.Name {
-				elsewhere[version{m.Name, strconv.FormatInt(m.Version, 10)}] = true
-			}
+			elsewhere[newIndexKey(m.Name, m.Version)] = true
+		}
+		for _, p := range member.Problems {
+			addProblem(problems, newIndexKey(p.Model, p.Version), p.Reason, member.Name)
 		}
 	}
 	resp, apart, own := &inference.RepositoryIndexResponse{}, s.config.Members.Apart(),
 		s.config.Members.Own()
 	note := s.config.Note
-	for _, s := range s.config.Worker.Repository().Index() {
+	for _, state := range s.config.Worker.Repository().Index() {
+		key := newIndexKey(state.Model, state.Version)
 		index := &inference.RepositoryIndexResponse_ModelIndex{
-			Name: s.Model, State: string(s.State), Reason: s.Reason,
+			Name: key.model, Version: key.version, State: string(state.State), Reason: state.Reason,
 		}
-		if s.Version > 0 {
-			index.Version = strconv.FormatInt(s.Version, 10)
-		}
-		if v := (version{s.Model, index.Version}); elsewhere[v] {
+		if elsewhere[key] {
 			index.State, index.Reason = string(models.Ready), ""
-			delete(elsewhere, v)
+			delete(elsewhere, key)
 		}
-		if note != nil && s.State == models.Ready && index.Reason == "" {
-			index.Reason = note(s.Model, s.Version)
+		if state.Failed && !s.alone.Load() {
+			index.Reason = ""
+			addProblem(problems, key, state.Reason, string(s.config.Name))
 		}
-		if why := apart[s.Model]; why != "" && index.State == string(models.Ready) {
+		if note != nil && state.State == models.Ready && index.Reason == "" {
+			index.Reason = note(state.Model, state.Version)
+		}
+		if why := apart[state.Model]; why != "" && index.State == string(models.Ready) {
 			index.Reason = why
 			if !slices.ContainsFunc(own.Models,
-				func(m *control.Model) bool { return m.Name == s.Model }) {
+				func(m *control.Model) bool { return m.Name == state.Model }) {
 				index.State = string(models.Unavailable)
 			}
 		}
+		index.Reason = problems[key].addTo(index.Reason)
+		delete(problems, key)
 		if !ready || index.State == string(models.Ready) {
 			resp.Models = append(resp.Models, index)
 		}
 	}
-	for v := range elsewhere {
+	for key := range elsewhere {
 		resp.Models = append(resp.Models, &inference.RepositoryIndexResponse_ModelIndex{
-			Name: v.model, Version: v.number, State: string(models.Ready),
+			Name: key.model, Version: key.version, State: string(models.Ready),
+			Reason: problems[key].addTo(""),
 		})
+		delete(problems, key)
+	}
+	for key, p := range problems { // of versions that only others have, and none of them serves
+		if !ready {
+			resp.Models = append(resp.Models, &inference.RepositoryIndexResponse_ModelIndex{
+				Name: key.model, Version: key.version, State: string(models.Unavailable),
+				Reason: p.addTo(""),
+			})
+		}
 	}
 	resp.Models = slices.DeleteFunc(resp.Models,
 		func(m *inference.RepositoryIndexResponse_ModelIndex) bool { return !sees(m.Name) })
@@ -244,6 +262,57 @@ func (s *Server) anyIndex(ready bool,
 			return strings.Compare(a.Name, b.Name)
 		})
 	return resp
+}
+
+// An indexKey is a version as the index names it: "" for a model that has none.
+type indexKey struct{ model, version string }
+
+func newIndexKey(model string, version int64) indexKey {
+	key := indexKey{model: model}
+	if version > 0 {
+		key.version = strconv.FormatInt(version, 10)
+	}
+	return key
+}
+
+// versionProblems is why agents cannot load the files of a version, in words, each reason once and
+// with the agents that give it.
+type versionProblems struct {
+	reasons []string
+	agents  map[string][]string // by reason
+}
+
+func addProblem(all map[indexKey]*versionProblems, of indexKey, reason, agent string) {
+	p := all[of]
+	if p == nil {
+		p = &versionProblems{agents: map[string][]string{}}
+		all[of] = p
+	}
+	if len(p.agents[reason]) == 0 {
+		p.reasons = append(p.reasons, reason)
+	}
+	p.agents[reason] = append(p.agents[reason], agent)
+}
+
+// addTo returns a reason of the index with the problems, one a line. p may be nil.
+func (p *versionProblems) addTo(reason string) string {
+	if p == nil {
+		return reason
+	}
+	const maxNamed = 3 // agents; of a large fleet the names would hide the reason
+	var lines []string
+	if reason != "" {
+		lines = append(lines, reason)
+	}
+	slices.Sort(p.reasons)
+	for _, r := range p.reasons {
+		agents := slices.Sorted(slices.Values(p.agents[r]))
+		if more := len(agents) - maxNamed; more > 0 {
+			agents = append(agents[:maxNamed:maxNamed], fmt.Sprintf("%d more", more))
+		}
+		lines = append(lines, strings.Join(agents, ", ")+": "+r)
+	}
+	return strings.Join(lines, "\n")
 }
 
 // agentParameter is the parameter of a load or unload call that names the agent to act on. Its

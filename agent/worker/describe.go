@@ -3,6 +3,7 @@ package worker
 import (
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
@@ -18,6 +19,12 @@ func (w *Worker) Describe() (m *control.Member, apart map[string]string) {
 	m = w.describeLanes()
 	var newest []*models.Version
 	for _, s := range w.repository.Index() {
+		if s.Failed && len(m.Problems) < maxProblems {
+			m.Problems = append(m.Problems, &control.ModelProblem{
+				Model: s.Model, Version: s.Version, Serves: s.State == models.Ready,
+				Reason: cutReason(s.Reason),
+			})
+		}
 		if s.State != models.Ready || w.layouts != nil && !w.layouts.isAnnounced(s.Model) {
 			continue
 		}
@@ -45,6 +52,19 @@ func (w *Worker) Describe() (m *control.Member, apart map[string]string) {
 		m.Loadable = w.describeLoadable(newest)
 	}
 	return m, apart
+}
+
+// maxProblems and maxReason bound the versions of which a description says why they cannot be
+// loaded, and the bytes of each reason: all agents keep the descriptions of all. Chosen: a mistake
+// that breaks more versions shows as well by some of them.
+const maxProblems, maxReason = 64, 1 << 10
+
+// cutReason returns a reason that is short enough for a description.
+func cutReason(reason string) string {
+	if len(reason) > maxReason {
+		reason = reason[:maxReason] + "..."
+	}
+	return strings.ToValidUTF8(reason, "?")
 }
 
 // Load returns how many queries wait for lanes, and the remaining time of each lane.

@@ -1105,9 +1105,11 @@ type Member struct {
 	// loadable are the newest versions on its disk that it does not hold, and that a leader may have
 	// it load.
 	Loadable      []*Model          `protobuf:"bytes,25,rep,name=loadable,proto3" json:"loadable,omitempty"`
-	Could         []uint64          `protobuf:"varint,26,rep,packed,name=could,proto3" json:"could,omitempty"`   // in a Watch of changes, in place of loadable: their numbers
-	Gpu           *GPU              `protobuf:"bytes,27,opt,name=gpu,proto3" json:"gpu,omitempty"`               // that its models run on; absent without one
-	Accuracies    []*FamilyAccuracy `protobuf:"bytes,28,rep,name=accuracies,proto3" json:"accuracies,omitempty"` // that the fleet.yaml states which it knows
+	Could         []uint64          `protobuf:"varint,26,rep,packed,name=could,proto3" json:"could,omitempty"`                        // in a Watch of changes, in place of loadable: their numbers
+	Gpu           *GPU              `protobuf:"bytes,27,opt,name=gpu,proto3" json:"gpu,omitempty"`                                    // that its models run on; absent without one
+	Accuracies    []*FamilyAccuracy `protobuf:"bytes,28,rep,name=accuracies,proto3" json:"accuracies,omitempty"`                      // that the fleet.yaml states which it knows
+	Problems      []*ModelProblem   `protobuf:"bytes,29,rep,name=problems,proto3" json:"problems,omitempty"`                          // of versions on its disk that a person must mend
+	DisplayName   string            `protobuf:"bytes,30,opt,name=display_name,json=displayName,proto3" json:"display_name,omitempty"` // for people; not unique; "": the host's, which name begins with
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1324,6 +1326,89 @@ func (x *Member) GetAccuracies() []*FamilyAccuracy {
 	return nil
 }
 
+func (x *Member) GetProblems() []*ModelProblem {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+func (x *Member) GetDisplayName() string {
+	if x != nil {
+		return x.DisplayName
+	}
+	return ""
+}
+
+// A ModelProblem is why a version on an agent's disk cannot be loaded.
+type ModelProblem struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"`
+	Version       int64                  `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"` // 0: the model has no version
+	Serves        bool                   `protobuf:"varint,3,opt,name=serves,proto3" json:"serves,omitempty"`   // what was loaded before the files changed
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`    // in words
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ModelProblem) Reset() {
+	*x = ModelProblem{}
+	mi := &file_control_control_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ModelProblem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ModelProblem) ProtoMessage() {}
+
+func (x *ModelProblem) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ModelProblem.ProtoReflect.Descriptor instead.
+func (*ModelProblem) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ModelProblem) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *ModelProblem) GetVersion() int64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *ModelProblem) GetServes() bool {
+	if x != nil {
+		return x.Serves
+	}
+	return false
+}
+
+func (x *ModelProblem) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // A FamilyAccuracy is what is stated for a family's accuracy, see Model.min_accuracy.
 type FamilyAccuracy struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -1336,7 +1421,7 @@ type FamilyAccuracy struct {
 
 func (x *FamilyAccuracy) Reset() {
 	*x = FamilyAccuracy{}
-	mi := &file_control_control_proto_msgTypes[15]
+	mi := &file_control_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1348,7 +1433,7 @@ func (x *FamilyAccuracy) String() string {
 func (*FamilyAccuracy) ProtoMessage() {}
 
 func (x *FamilyAccuracy) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[15]
+	mi := &file_control_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1361,7 +1446,7 @@ func (x *FamilyAccuracy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyAccuracy.ProtoReflect.Descriptor instead.
 func (*FamilyAccuracy) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{15}
+	return file_control_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *FamilyAccuracy) GetFamily() string {
@@ -1402,7 +1487,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_control_control_proto_msgTypes[16]
+	mi := &file_control_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1414,7 +1499,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[16]
+	mi := &file_control_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1427,7 +1512,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{16}
+	return file_control_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -1500,7 +1585,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_control_control_proto_msgTypes[17]
+	mi := &file_control_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1512,7 +1597,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[17]
+	mi := &file_control_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1525,7 +1610,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{17}
+	return file_control_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Part) GetFirst() uint32 {
@@ -1577,7 +1662,7 @@ type Rented struct {
 
 func (x *Rented) Reset() {
 	*x = Rented{}
-	mi := &file_control_control_proto_msgTypes[18]
+	mi := &file_control_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1589,7 +1674,7 @@ func (x *Rented) String() string {
 func (*Rented) ProtoMessage() {}
 
 func (x *Rented) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[18]
+	mi := &file_control_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1602,7 +1687,7 @@ func (x *Rented) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rented.ProtoReflect.Descriptor instead.
 func (*Rented) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{18}
+	return file_control_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Rented) GetInstance() string {
@@ -1665,7 +1750,7 @@ type DesiredFleet struct {
 
 func (x *DesiredFleet) Reset() {
 	*x = DesiredFleet{}
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1677,7 +1762,7 @@ func (x *DesiredFleet) String() string {
 func (*DesiredFleet) ProtoMessage() {}
 
 func (x *DesiredFleet) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[19]
+	mi := &file_control_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1690,7 +1775,7 @@ func (x *DesiredFleet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DesiredFleet.ProtoReflect.Descriptor instead.
 func (*DesiredFleet) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{19}
+	return file_control_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DesiredFleet) GetEpoch() uint64 {
@@ -1791,7 +1876,7 @@ type LearnedRenting struct {
 
 func (x *LearnedRenting) Reset() {
 	*x = LearnedRenting{}
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1803,7 +1888,7 @@ func (x *LearnedRenting) String() string {
 func (*LearnedRenting) ProtoMessage() {}
 
 func (x *LearnedRenting) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[20]
+	mi := &file_control_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1816,7 +1901,7 @@ func (x *LearnedRenting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedRenting.ProtoReflect.Descriptor instead.
 func (*LearnedRenting) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{20}
+	return file_control_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LearnedRenting) GetBoots() []*LearnedRenting_BootTime {
@@ -1850,7 +1935,7 @@ type FleetCount struct {
 
 func (x *FleetCount) Reset() {
 	*x = FleetCount{}
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1862,7 +1947,7 @@ func (x *FleetCount) String() string {
 func (*FleetCount) ProtoMessage() {}
 
 func (x *FleetCount) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[21]
+	mi := &file_control_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1875,7 +1960,7 @@ func (x *FleetCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetCount.ProtoReflect.Descriptor instead.
 func (*FleetCount) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{21}
+	return file_control_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *FleetCount) GetKind() string {
@@ -1900,7 +1985,7 @@ type FleetRequest struct {
 
 func (x *FleetRequest) Reset() {
 	*x = FleetRequest{}
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1912,7 +1997,7 @@ func (x *FleetRequest) String() string {
 func (*FleetRequest) ProtoMessage() {}
 
 func (x *FleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[22]
+	mi := &file_control_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1925,7 +2010,7 @@ func (x *FleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetRequest.ProtoReflect.Descriptor instead.
 func (*FleetRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{22}
+	return file_control_control_proto_rawDescGZIP(), []int{23}
 }
 
 type FleetState struct {
@@ -1950,7 +2035,7 @@ type FleetState struct {
 
 func (x *FleetState) Reset() {
 	*x = FleetState{}
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1962,7 +2047,7 @@ func (x *FleetState) String() string {
 func (*FleetState) ProtoMessage() {}
 
 func (x *FleetState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[23]
+	mi := &file_control_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1975,7 +2060,7 @@ func (x *FleetState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetState.ProtoReflect.Descriptor instead.
 func (*FleetState) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{23}
+	return file_control_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FleetState) GetDesired() *DesiredFleet {
@@ -2092,7 +2177,7 @@ type RentedMachine struct {
 
 func (x *RentedMachine) Reset() {
 	*x = RentedMachine{}
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2189,7 @@ func (x *RentedMachine) String() string {
 func (*RentedMachine) ProtoMessage() {}
 
 func (x *RentedMachine) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[24]
+	mi := &file_control_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2202,7 @@ func (x *RentedMachine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RentedMachine.ProtoReflect.Descriptor instead.
 func (*RentedMachine) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{24}
+	return file_control_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RentedMachine) GetInstance() string {
@@ -2189,7 +2274,7 @@ type HeldChange struct {
 
 func (x *HeldChange) Reset() {
 	*x = HeldChange{}
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2201,7 +2286,7 @@ func (x *HeldChange) String() string {
 func (*HeldChange) ProtoMessage() {}
 
 func (x *HeldChange) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[25]
+	mi := &file_control_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2214,7 +2299,7 @@ func (x *HeldChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldChange.ProtoReflect.Descriptor instead.
 func (*HeldChange) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{25}
+	return file_control_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *HeldChange) GetWhat() string {
@@ -2256,7 +2341,7 @@ type LackingKind struct {
 
 func (x *LackingKind) Reset() {
 	*x = LackingKind{}
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2268,7 +2353,7 @@ func (x *LackingKind) String() string {
 func (*LackingKind) ProtoMessage() {}
 
 func (x *LackingKind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[26]
+	mi := &file_control_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2281,7 +2366,7 @@ func (x *LackingKind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LackingKind.ProtoReflect.Descriptor instead.
 func (*LackingKind) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{26}
+	return file_control_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LackingKind) GetKind() string {
@@ -2315,7 +2400,7 @@ type PricedKind struct {
 
 func (x *PricedKind) Reset() {
 	*x = PricedKind{}
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2327,7 +2412,7 @@ func (x *PricedKind) String() string {
 func (*PricedKind) ProtoMessage() {}
 
 func (x *PricedKind) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[27]
+	mi := &file_control_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2340,7 +2425,7 @@ func (x *PricedKind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PricedKind.ProtoReflect.Descriptor instead.
 func (*PricedKind) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{27}
+	return file_control_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PricedKind) GetKind() string {
@@ -2373,7 +2458,7 @@ type FleetProposal struct {
 
 func (x *FleetProposal) Reset() {
 	*x = FleetProposal{}
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2385,7 +2470,7 @@ func (x *FleetProposal) String() string {
 func (*FleetProposal) ProtoMessage() {}
 
 func (x *FleetProposal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[28]
+	mi := &file_control_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2398,7 +2483,7 @@ func (x *FleetProposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetProposal.ProtoReflect.Descriptor instead.
 func (*FleetProposal) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{28}
+	return file_control_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FleetProposal) GetNumber() uint64 {
@@ -2470,7 +2555,7 @@ type SetFleetRequest struct {
 
 func (x *SetFleetRequest) Reset() {
 	*x = SetFleetRequest{}
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2482,7 +2567,7 @@ func (x *SetFleetRequest) String() string {
 func (*SetFleetRequest) ProtoMessage() {}
 
 func (x *SetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[29]
+	mi := &file_control_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2495,7 +2580,7 @@ func (x *SetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetFleetRequest.ProtoReflect.Descriptor instead.
 func (*SetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{29}
+	return file_control_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SetFleetRequest) GetExpectedVersion() uint64 {
@@ -2629,7 +2714,7 @@ type FleetCounts struct {
 
 func (x *FleetCounts) Reset() {
 	*x = FleetCounts{}
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2641,7 +2726,7 @@ func (x *FleetCounts) String() string {
 func (*FleetCounts) ProtoMessage() {}
 
 func (x *FleetCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[30]
+	mi := &file_control_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2654,7 +2739,7 @@ func (x *FleetCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetCounts.ProtoReflect.Descriptor instead.
 func (*FleetCounts) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{30}
+	return file_control_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *FleetCounts) GetCounts() []*FleetCount {
@@ -2702,7 +2787,7 @@ type Model struct {
 
 func (x *Model) Reset() {
 	*x = Model{}
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2714,7 +2799,7 @@ func (x *Model) String() string {
 func (*Model) ProtoMessage() {}
 
 func (x *Model) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[31]
+	mi := &file_control_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2727,7 +2812,7 @@ func (x *Model) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Model.ProtoReflect.Descriptor instead.
 func (*Model) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{31}
+	return file_control_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Model) GetName() string {
@@ -2880,7 +2965,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2892,7 +2977,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[32]
+	mi := &file_control_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2905,7 +2990,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{32}
+	return file_control_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchRequest) GetChanges() bool {
@@ -2945,7 +3030,7 @@ type View struct {
 
 func (x *View) Reset() {
 	*x = View{}
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2957,7 +3042,7 @@ func (x *View) String() string {
 func (*View) ProtoMessage() {}
 
 func (x *View) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2970,7 +3055,7 @@ func (x *View) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use View.ProtoReflect.Descriptor instead.
 func (*View) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{33}
+	return file_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *View) GetMembers() []*Member {
@@ -3076,7 +3161,7 @@ type Leadership struct {
 
 func (x *Leadership) Reset() {
 	*x = Leadership{}
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3088,7 +3173,7 @@ func (x *Leadership) String() string {
 func (*Leadership) ProtoMessage() {}
 
 func (x *Leadership) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3101,7 +3186,7 @@ func (x *Leadership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leadership.ProtoReflect.Descriptor instead.
 func (*Leadership) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{34}
+	return file_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Leadership) GetEpoch() uint64 {
@@ -3142,7 +3227,7 @@ type TypePrice struct {
 
 func (x *TypePrice) Reset() {
 	*x = TypePrice{}
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3154,7 +3239,7 @@ func (x *TypePrice) String() string {
 func (*TypePrice) ProtoMessage() {}
 
 func (x *TypePrice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3167,7 +3252,7 @@ func (x *TypePrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypePrice.ProtoReflect.Descriptor instead.
 func (*TypePrice) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{35}
+	return file_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *TypePrice) GetType() string {
@@ -3211,7 +3296,7 @@ type ClassPrice struct {
 
 func (x *ClassPrice) Reset() {
 	*x = ClassPrice{}
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3223,7 +3308,7 @@ func (x *ClassPrice) String() string {
 func (*ClassPrice) ProtoMessage() {}
 
 func (x *ClassPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3236,7 +3321,7 @@ func (x *ClassPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassPrice.ProtoReflect.Descriptor instead.
 func (*ClassPrice) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{36}
+	return file_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ClassPrice) GetModels() []string {
@@ -3272,7 +3357,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3284,7 +3369,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3297,7 +3382,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{37}
+	return file_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Profile) GetModel() string {
@@ -3334,7 +3419,7 @@ type LaneLoad struct {
 
 func (x *LaneLoad) Reset() {
 	*x = LaneLoad{}
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3346,7 +3431,7 @@ func (x *LaneLoad) String() string {
 func (*LaneLoad) ProtoMessage() {}
 
 func (x *LaneLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3359,7 +3444,7 @@ func (x *LaneLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneLoad.ProtoReflect.Descriptor instead.
 func (*LaneLoad) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{38}
+	return file_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *LaneLoad) GetAgent() string {
@@ -3409,7 +3494,7 @@ type GatewayMessage struct {
 
 func (x *GatewayMessage) Reset() {
 	*x = GatewayMessage{}
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3421,7 +3506,7 @@ func (x *GatewayMessage) String() string {
 func (*GatewayMessage) ProtoMessage() {}
 
 func (x *GatewayMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3434,7 +3519,7 @@ func (x *GatewayMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayMessage.ProtoReflect.Descriptor instead.
 func (*GatewayMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{39}
+	return file_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GatewayMessage) GetHello() *GatewayHello {
@@ -3495,7 +3580,7 @@ type Failed struct {
 
 func (x *Failed) Reset() {
 	*x = Failed{}
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3507,7 +3592,7 @@ func (x *Failed) String() string {
 func (*Failed) ProtoMessage() {}
 
 func (x *Failed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3520,7 +3605,7 @@ func (x *Failed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failed.ProtoReflect.Descriptor instead.
 func (*Failed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{40}
+	return file_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Failed) GetModel() string {
@@ -3570,7 +3655,7 @@ type GatewayHello struct {
 
 func (x *GatewayHello) Reset() {
 	*x = GatewayHello{}
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3582,7 +3667,7 @@ func (x *GatewayHello) String() string {
 func (*GatewayHello) ProtoMessage() {}
 
 func (x *GatewayHello) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3595,7 +3680,7 @@ func (x *GatewayHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayHello.ProtoReflect.Descriptor instead.
 func (*GatewayHello) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{41}
+	return file_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GatewayHello) GetGateway() uint64 {
@@ -3658,7 +3743,7 @@ type Submit struct {
 
 func (x *Submit) Reset() {
 	*x = Submit{}
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3670,7 +3755,7 @@ func (x *Submit) String() string {
 func (*Submit) ProtoMessage() {}
 
 func (x *Submit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3683,7 +3768,7 @@ func (x *Submit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Submit.ProtoReflect.Descriptor instead.
 func (*Submit) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{42}
+	return file_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Submit) GetSequence() uint64 {
@@ -3811,7 +3896,7 @@ type MatchMessage struct {
 
 func (x *MatchMessage) Reset() {
 	*x = MatchMessage{}
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3823,7 +3908,7 @@ func (x *MatchMessage) String() string {
 func (*MatchMessage) ProtoMessage() {}
 
 func (x *MatchMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3836,7 +3921,7 @@ func (x *MatchMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchMessage.ProtoReflect.Descriptor instead.
 func (*MatchMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{43}
+	return file_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *MatchMessage) GetReceived() uint64 {
@@ -3911,7 +3996,7 @@ type Split struct {
 
 func (x *Split) Reset() {
 	*x = Split{}
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3923,7 +4008,7 @@ func (x *Split) String() string {
 func (*Split) ProtoMessage() {}
 
 func (x *Split) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3936,7 +4021,7 @@ func (x *Split) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Split.ProtoReflect.Descriptor instead.
 func (*Split) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{44}
+	return file_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Split) GetSequence() uint64 {
@@ -3997,7 +4082,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4009,7 +4094,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4022,7 +4107,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{45}
+	return file_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Assign) GetSequence() uint64 {
@@ -4115,7 +4200,7 @@ type Reject struct {
 
 func (x *Reject) Reset() {
 	*x = Reject{}
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4127,7 +4212,7 @@ func (x *Reject) String() string {
 func (*Reject) ProtoMessage() {}
 
 func (x *Reject) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4140,7 +4225,7 @@ func (x *Reject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reject.ProtoReflect.Descriptor instead.
 func (*Reject) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{46}
+	return file_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Reject) GetSequence() uint64 {
@@ -4190,7 +4275,7 @@ type OfferAgain struct {
 
 func (x *OfferAgain) Reset() {
 	*x = OfferAgain{}
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4202,7 +4287,7 @@ func (x *OfferAgain) String() string {
 func (*OfferAgain) ProtoMessage() {}
 
 func (x *OfferAgain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4215,7 +4300,7 @@ func (x *OfferAgain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferAgain.ProtoReflect.Descriptor instead.
 func (*OfferAgain) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{47}
+	return file_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *OfferAgain) GetSequence() uint64 {
@@ -4256,7 +4341,7 @@ type Election struct {
 
 func (x *Election) Reset() {
 	*x = Election{}
-	mi := &file_control_control_proto_msgTypes[48]
+	mi := &file_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4268,7 +4353,7 @@ func (x *Election) String() string {
 func (*Election) ProtoMessage() {}
 
 func (x *Election) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[48]
+	mi := &file_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4281,7 +4366,7 @@ func (x *Election) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Election.ProtoReflect.Descriptor instead.
 func (*Election) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{48}
+	return file_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Election) GetFrom() string {
@@ -4356,7 +4441,7 @@ type LeaderMessage struct {
 
 func (x *LeaderMessage) Reset() {
 	*x = LeaderMessage{}
-	mi := &file_control_control_proto_msgTypes[49]
+	mi := &file_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4368,7 +4453,7 @@ func (x *LeaderMessage) String() string {
 func (*LeaderMessage) ProtoMessage() {}
 
 func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[49]
+	mi := &file_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4381,7 +4466,7 @@ func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderMessage.ProtoReflect.Descriptor instead.
 func (*LeaderMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{49}
+	return file_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *LeaderMessage) GetElection() []*Election {
@@ -4492,7 +4577,7 @@ type WorkerMessage struct {
 
 func (x *WorkerMessage) Reset() {
 	*x = WorkerMessage{}
-	mi := &file_control_control_proto_msgTypes[50]
+	mi := &file_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4504,7 +4589,7 @@ func (x *WorkerMessage) String() string {
 func (*WorkerMessage) ProtoMessage() {}
 
 func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[50]
+	mi := &file_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4517,7 +4602,7 @@ func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerMessage.ProtoReflect.Descriptor instead.
 func (*WorkerMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{50}
+	return file_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WorkerMessage) GetElection() []*Election {
@@ -4592,7 +4677,7 @@ type LayoutOrder struct {
 
 func (x *LayoutOrder) Reset() {
 	*x = LayoutOrder{}
-	mi := &file_control_control_proto_msgTypes[51]
+	mi := &file_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4604,7 +4689,7 @@ func (x *LayoutOrder) String() string {
 func (*LayoutOrder) ProtoMessage() {}
 
 func (x *LayoutOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[51]
+	mi := &file_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4617,7 +4702,7 @@ func (x *LayoutOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutOrder.ProtoReflect.Descriptor instead.
 func (*LayoutOrder) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{51}
+	return file_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *LayoutOrder) GetEpoch() uint64 {
@@ -4663,7 +4748,7 @@ type LanesOrder struct {
 
 func (x *LanesOrder) Reset() {
 	*x = LanesOrder{}
-	mi := &file_control_control_proto_msgTypes[52]
+	mi := &file_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4675,7 +4760,7 @@ func (x *LanesOrder) String() string {
 func (*LanesOrder) ProtoMessage() {}
 
 func (x *LanesOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[52]
+	mi := &file_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4688,7 +4773,7 @@ func (x *LanesOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LanesOrder.ProtoReflect.Descriptor instead.
 func (*LanesOrder) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{52}
+	return file_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *LanesOrder) GetEpoch() uint64 {
@@ -4743,7 +4828,7 @@ type LayoutState struct {
 
 func (x *LayoutState) Reset() {
 	*x = LayoutState{}
-	mi := &file_control_control_proto_msgTypes[53]
+	mi := &file_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4755,7 +4840,7 @@ func (x *LayoutState) String() string {
 func (*LayoutState) ProtoMessage() {}
 
 func (x *LayoutState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[53]
+	mi := &file_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4768,7 +4853,7 @@ func (x *LayoutState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutState.ProtoReflect.Descriptor instead.
 func (*LayoutState) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{53}
+	return file_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *LayoutState) GetAutomatic() bool {
@@ -4866,7 +4951,7 @@ type Placement struct {
 
 func (x *Placement) Reset() {
 	*x = Placement{}
-	mi := &file_control_control_proto_msgTypes[54]
+	mi := &file_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4878,7 +4963,7 @@ func (x *Placement) String() string {
 func (*Placement) ProtoMessage() {}
 
 func (x *Placement) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[54]
+	mi := &file_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4891,7 +4976,7 @@ func (x *Placement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placement.ProtoReflect.Descriptor instead.
 func (*Placement) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{54}
+	return file_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Placement) GetVersion() uint64 {
@@ -4920,7 +5005,7 @@ type PlaceRequest struct {
 
 func (x *PlaceRequest) Reset() {
 	*x = PlaceRequest{}
-	mi := &file_control_control_proto_msgTypes[55]
+	mi := &file_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4932,7 +5017,7 @@ func (x *PlaceRequest) String() string {
 func (*PlaceRequest) ProtoMessage() {}
 
 func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[55]
+	mi := &file_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4945,7 +5030,7 @@ func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRequest.ProtoReflect.Descriptor instead.
 func (*PlaceRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{55}
+	return file_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PlaceRequest) GetVerb() string {
@@ -4986,7 +5071,7 @@ type PlaceResponse struct {
 
 func (x *PlaceResponse) Reset() {
 	*x = PlaceResponse{}
-	mi := &file_control_control_proto_msgTypes[56]
+	mi := &file_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4998,7 +5083,7 @@ func (x *PlaceResponse) String() string {
 func (*PlaceResponse) ProtoMessage() {}
 
 func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[56]
+	mi := &file_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5011,7 +5096,7 @@ func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceResponse.ProtoReflect.Descriptor instead.
 func (*PlaceResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{56}
+	return file_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PlaceResponse) GetVersion() uint64 {
@@ -5064,7 +5149,7 @@ type Completed struct {
 
 func (x *Completed) Reset() {
 	*x = Completed{}
-	mi := &file_control_control_proto_msgTypes[57]
+	mi := &file_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5076,7 +5161,7 @@ func (x *Completed) String() string {
 func (*Completed) ProtoMessage() {}
 
 func (x *Completed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[57]
+	mi := &file_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5089,7 +5174,7 @@ func (x *Completed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Completed.ProtoReflect.Descriptor instead.
 func (*Completed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{57}
+	return file_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Completed) GetGateway() uint64 {
@@ -5241,7 +5326,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_control_control_proto_msgTypes[58]
+	mi := &file_control_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5253,7 +5338,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[58]
+	mi := &file_control_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5266,7 +5351,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{58}
+	return file_control_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Held) GetGateway() uint64 {
@@ -5334,7 +5419,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_control_control_proto_msgTypes[59]
+	mi := &file_control_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5346,7 +5431,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[59]
+	mi := &file_control_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5359,7 +5444,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{59}
+	return file_control_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ProbeRequest) GetId() uint64 {
@@ -5429,7 +5514,7 @@ type ProbeAnswer struct {
 
 func (x *ProbeAnswer) Reset() {
 	*x = ProbeAnswer{}
-	mi := &file_control_control_proto_msgTypes[60]
+	mi := &file_control_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5441,7 +5526,7 @@ func (x *ProbeAnswer) String() string {
 func (*ProbeAnswer) ProtoMessage() {}
 
 func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[60]
+	mi := &file_control_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5454,7 +5539,7 @@ func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeAnswer.ProtoReflect.Descriptor instead.
 func (*ProbeAnswer) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{60}
+	return file_control_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ProbeAnswer) GetId() uint64 {
@@ -5487,7 +5572,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_control_control_proto_msgTypes[61]
+	mi := &file_control_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5499,7 +5584,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[61]
+	mi := &file_control_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5512,7 +5597,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{61}
+	return file_control_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *StatusRequest) GetAgent() string {
@@ -5545,7 +5630,7 @@ type FleetStatus struct {
 
 func (x *FleetStatus) Reset() {
 	*x = FleetStatus{}
-	mi := &file_control_control_proto_msgTypes[62]
+	mi := &file_control_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5557,7 +5642,7 @@ func (x *FleetStatus) String() string {
 func (*FleetStatus) ProtoMessage() {}
 
 func (x *FleetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[62]
+	mi := &file_control_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5570,7 +5655,7 @@ func (x *FleetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatus.ProtoReflect.Descriptor instead.
 func (*FleetStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{62}
+	return file_control_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *FleetStatus) GetView() *View {
@@ -5670,7 +5755,7 @@ type PlacementStatus struct {
 
 func (x *PlacementStatus) Reset() {
 	*x = PlacementStatus{}
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5682,7 +5767,7 @@ func (x *PlacementStatus) String() string {
 func (*PlacementStatus) ProtoMessage() {}
 
 func (x *PlacementStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5695,7 +5780,7 @@ func (x *PlacementStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementStatus.ProtoReflect.Descriptor instead.
 func (*PlacementStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63}
+	return file_control_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PlacementStatus) GetVersion() uint64 {
@@ -5749,7 +5834,7 @@ type Proposal struct {
 
 func (x *Proposal) Reset() {
 	*x = Proposal{}
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5761,7 +5846,7 @@ func (x *Proposal) String() string {
 func (*Proposal) ProtoMessage() {}
 
 func (x *Proposal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5774,7 +5859,7 @@ func (x *Proposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64}
+	return file_control_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Proposal) GetTimeUnixNs() int64 {
@@ -5882,7 +5967,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5894,7 +5979,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5907,7 +5992,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{65}
+	return file_control_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Plan) GetNumber() uint64 {
@@ -6043,7 +6128,7 @@ type AgentStatus struct {
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6055,7 +6140,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6068,7 +6153,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{66}
+	return file_control_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *AgentStatus) GetName() string {
@@ -6140,7 +6225,7 @@ type ModelStatus struct {
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6152,7 +6237,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6165,7 +6250,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{67}
+	return file_control_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ModelStatus) GetModel() string {
@@ -6265,7 +6350,7 @@ type FamilyStatus struct {
 
 func (x *FamilyStatus) Reset() {
 	*x = FamilyStatus{}
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6277,7 +6362,7 @@ func (x *FamilyStatus) String() string {
 func (*FamilyStatus) ProtoMessage() {}
 
 func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6290,7 +6375,7 @@ func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus.ProtoReflect.Descriptor instead.
 func (*FamilyStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{68}
+	return file_control_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *FamilyStatus) GetFamily() string {
@@ -6364,7 +6449,7 @@ type DemandRequest struct {
 
 func (x *DemandRequest) Reset() {
 	*x = DemandRequest{}
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6376,7 +6461,7 @@ func (x *DemandRequest) String() string {
 func (*DemandRequest) ProtoMessage() {}
 
 func (x *DemandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6389,7 +6474,7 @@ func (x *DemandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemandRequest.ProtoReflect.Descriptor instead.
 func (*DemandRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{69}
+	return file_control_control_proto_rawDescGZIP(), []int{70}
 }
 
 // A FleetDemand is what the fleet is asked for, and what was learned by answering.
@@ -6405,7 +6490,7 @@ type FleetDemand struct {
 
 func (x *FleetDemand) Reset() {
 	*x = FleetDemand{}
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6417,7 +6502,7 @@ func (x *FleetDemand) String() string {
 func (*FleetDemand) ProtoMessage() {}
 
 func (x *FleetDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6430,7 +6515,7 @@ func (x *FleetDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetDemand.ProtoReflect.Descriptor instead.
 func (*FleetDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{70}
+	return file_control_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *FleetDemand) GetLeadership() *Leadership {
@@ -6479,7 +6564,7 @@ type ModelDemand struct {
 
 func (x *ModelDemand) Reset() {
 	*x = ModelDemand{}
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6491,7 +6576,7 @@ func (x *ModelDemand) String() string {
 func (*ModelDemand) ProtoMessage() {}
 
 func (x *ModelDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6504,7 +6589,7 @@ func (x *ModelDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelDemand.ProtoReflect.Descriptor instead.
 func (*ModelDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{71}
+	return file_control_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ModelDemand) GetModel() string {
@@ -6582,7 +6667,7 @@ type LearnedProfile struct {
 
 func (x *LearnedProfile) Reset() {
 	*x = LearnedProfile{}
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6594,7 +6679,7 @@ func (x *LearnedProfile) String() string {
 func (*LearnedProfile) ProtoMessage() {}
 
 func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6607,7 +6692,7 @@ func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedProfile.ProtoReflect.Descriptor instead.
 func (*LearnedProfile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{72}
+	return file_control_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *LearnedProfile) GetTable() []byte {
@@ -6640,7 +6725,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6652,7 +6737,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6665,7 +6750,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{73}
+	return file_control_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *DrainRequest) GetAgents() []string {
@@ -6684,7 +6769,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6696,7 +6781,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6709,7 +6794,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{74}
+	return file_control_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *DrainResponse) GetDraining() []string {
@@ -6729,7 +6814,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6741,7 +6826,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6754,7 +6839,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{75}
+	return file_control_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *EventsRequest) GetFollow() bool {
@@ -6791,7 +6876,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6803,7 +6888,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6816,7 +6901,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{76}
+	return file_control_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Event) GetAgent() string {
@@ -6885,7 +6970,7 @@ type EventDetail struct {
 
 func (x *EventDetail) Reset() {
 	*x = EventDetail{}
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6897,7 +6982,7 @@ func (x *EventDetail) String() string {
 func (*EventDetail) ProtoMessage() {}
 
 func (x *EventDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6910,7 +6995,7 @@ func (x *EventDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventDetail.ProtoReflect.Descriptor instead.
 func (*EventDetail) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{77}
+	return file_control_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *EventDetail) GetKey() string {
@@ -6942,7 +7027,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6954,7 +7039,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6967,7 +7052,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{78}
+	return file_control_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RotateKeysRequest) GetKey() []byte {
@@ -7002,7 +7087,7 @@ type KeysProgress struct {
 
 func (x *KeysProgress) Reset() {
 	*x = KeysProgress{}
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7014,7 +7099,7 @@ func (x *KeysProgress) String() string {
 func (*KeysProgress) ProtoMessage() {}
 
 func (x *KeysProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7027,7 +7112,7 @@ func (x *KeysProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysProgress.ProtoReflect.Descriptor instead.
 func (*KeysProgress) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{79}
+	return file_control_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *KeysProgress) GetStep() string {
@@ -7052,7 +7137,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7064,7 +7149,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7077,7 +7162,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{80}
+	return file_control_control_proto_rawDescGZIP(), []int{81}
 }
 
 type ListKeysResponse struct {
@@ -7089,7 +7174,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7101,7 +7186,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7114,7 +7199,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{81}
+	return file_control_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListKeysResponse) GetAgents() []*AgentKeys {
@@ -7139,7 +7224,7 @@ type AgentKeys struct {
 
 func (x *AgentKeys) Reset() {
 	*x = AgentKeys{}
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7151,7 +7236,7 @@ func (x *AgentKeys) String() string {
 func (*AgentKeys) ProtoMessage() {}
 
 func (x *AgentKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7164,7 +7249,7 @@ func (x *AgentKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKeys.ProtoReflect.Descriptor instead.
 func (*AgentKeys) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{82}
+	return file_control_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *AgentKeys) GetAgent() string {
@@ -7222,7 +7307,7 @@ type KeyringRequest struct {
 
 func (x *KeyringRequest) Reset() {
 	*x = KeyringRequest{}
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7234,7 +7319,7 @@ func (x *KeyringRequest) String() string {
 func (*KeyringRequest) ProtoMessage() {}
 
 func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7247,7 +7332,7 @@ func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyringRequest.ProtoReflect.Descriptor instead.
 func (*KeyringRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{83}
+	return file_control_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *KeyringRequest) GetStep() string {
@@ -7282,7 +7367,7 @@ type LearnedRenting_BootTime struct {
 
 func (x *LearnedRenting_BootTime) Reset() {
 	*x = LearnedRenting_BootTime{}
-	mi := &file_control_control_proto_msgTypes[84]
+	mi := &file_control_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7294,7 +7379,7 @@ func (x *LearnedRenting_BootTime) String() string {
 func (*LearnedRenting_BootTime) ProtoMessage() {}
 
 func (x *LearnedRenting_BootTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[84]
+	mi := &file_control_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7307,7 +7392,7 @@ func (x *LearnedRenting_BootTime) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedRenting_BootTime.ProtoReflect.Descriptor instead.
 func (*LearnedRenting_BootTime) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{20, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{21, 0}
 }
 
 func (x *LearnedRenting_BootTime) GetType() string {
@@ -7337,7 +7422,7 @@ type PlacementStatus_AgentPlaced struct {
 
 func (x *PlacementStatus_AgentPlaced) Reset() {
 	*x = PlacementStatus_AgentPlaced{}
-	mi := &file_control_control_proto_msgTypes[85]
+	mi := &file_control_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7349,7 +7434,7 @@ func (x *PlacementStatus_AgentPlaced) String() string {
 func (*PlacementStatus_AgentPlaced) ProtoMessage() {}
 
 func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[85]
+	mi := &file_control_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7362,7 +7447,7 @@ func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementStatus_AgentPlaced.ProtoReflect.Descriptor instead.
 func (*PlacementStatus_AgentPlaced) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{64, 0}
 }
 
 func (x *PlacementStatus_AgentPlaced) GetAgent() string {
@@ -7412,7 +7497,7 @@ type Proposal_Load struct {
 
 func (x *Proposal_Load) Reset() {
 	*x = Proposal_Load{}
-	mi := &file_control_control_proto_msgTypes[86]
+	mi := &file_control_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7424,7 +7509,7 @@ func (x *Proposal_Load) String() string {
 func (*Proposal_Load) ProtoMessage() {}
 
 func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[86]
+	mi := &file_control_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7437,7 +7522,7 @@ func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Load.ProtoReflect.Descriptor instead.
 func (*Proposal_Load) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{65, 0}
 }
 
 func (x *Proposal_Load) GetRate() float64 {
@@ -7471,7 +7556,7 @@ type Proposal_Instances struct {
 
 func (x *Proposal_Instances) Reset() {
 	*x = Proposal_Instances{}
-	mi := &file_control_control_proto_msgTypes[87]
+	mi := &file_control_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7483,7 +7568,7 @@ func (x *Proposal_Instances) String() string {
 func (*Proposal_Instances) ProtoMessage() {}
 
 func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[87]
+	mi := &file_control_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7496,7 +7581,7 @@ func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Instances.ProtoReflect.Descriptor instead.
 func (*Proposal_Instances) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64, 1}
+	return file_control_control_proto_rawDescGZIP(), []int{65, 1}
 }
 
 func (x *Proposal_Instances) GetType() string {
@@ -7526,7 +7611,7 @@ type Plan_Choice struct {
 
 func (x *Plan_Choice) Reset() {
 	*x = Plan_Choice{}
-	mi := &file_control_control_proto_msgTypes[88]
+	mi := &file_control_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7538,7 +7623,7 @@ func (x *Plan_Choice) String() string {
 func (*Plan_Choice) ProtoMessage() {}
 
 func (x *Plan_Choice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[88]
+	mi := &file_control_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7551,7 +7636,7 @@ func (x *Plan_Choice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan_Choice.ProtoReflect.Descriptor instead.
 func (*Plan_Choice) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{65, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{66, 0}
 }
 
 func (x *Plan_Choice) GetInstances() []*Plan_FleetCount {
@@ -7600,7 +7685,7 @@ type Plan_FleetCount struct {
 
 func (x *Plan_FleetCount) Reset() {
 	*x = Plan_FleetCount{}
-	mi := &file_control_control_proto_msgTypes[89]
+	mi := &file_control_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7612,7 +7697,7 @@ func (x *Plan_FleetCount) String() string {
 func (*Plan_FleetCount) ProtoMessage() {}
 
 func (x *Plan_FleetCount) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[89]
+	mi := &file_control_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7625,7 +7710,7 @@ func (x *Plan_FleetCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan_FleetCount.ProtoReflect.Descriptor instead.
 func (*Plan_FleetCount) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{65, 1}
+	return file_control_control_proto_rawDescGZIP(), []int{66, 1}
 }
 
 func (x *Plan_FleetCount) GetType() string {
@@ -7660,7 +7745,7 @@ type Plan_Gain struct {
 
 func (x *Plan_Gain) Reset() {
 	*x = Plan_Gain{}
-	mi := &file_control_control_proto_msgTypes[90]
+	mi := &file_control_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7672,7 +7757,7 @@ func (x *Plan_Gain) String() string {
 func (*Plan_Gain) ProtoMessage() {}
 
 func (x *Plan_Gain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[90]
+	mi := &file_control_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7685,7 +7770,7 @@ func (x *Plan_Gain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan_Gain.ProtoReflect.Descriptor instead.
 func (*Plan_Gain) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{65, 2}
+	return file_control_control_proto_rawDescGZIP(), []int{66, 2}
 }
 
 func (x *Plan_Gain) GetType() string {
@@ -7719,7 +7804,7 @@ type ModelStatus_Refusals struct {
 
 func (x *ModelStatus_Refusals) Reset() {
 	*x = ModelStatus_Refusals{}
-	mi := &file_control_control_proto_msgTypes[91]
+	mi := &file_control_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7731,7 +7816,7 @@ func (x *ModelStatus_Refusals) String() string {
 func (*ModelStatus_Refusals) ProtoMessage() {}
 
 func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[91]
+	mi := &file_control_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7744,7 +7829,7 @@ func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus_Refusals.ProtoReflect.Descriptor instead.
 func (*ModelStatus_Refusals) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{67, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{68, 0}
 }
 
 func (x *ModelStatus_Refusals) GetReason() string {
@@ -7774,7 +7859,7 @@ type FamilyStatus_VariantShare struct {
 
 func (x *FamilyStatus_VariantShare) Reset() {
 	*x = FamilyStatus_VariantShare{}
-	mi := &file_control_control_proto_msgTypes[92]
+	mi := &file_control_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7786,7 +7871,7 @@ func (x *FamilyStatus_VariantShare) String() string {
 func (*FamilyStatus_VariantShare) ProtoMessage() {}
 
 func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[92]
+	mi := &file_control_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7799,7 +7884,7 @@ func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus_VariantShare.ProtoReflect.Descriptor instead.
 func (*FamilyStatus_VariantShare) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{68, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{69, 0}
 }
 
 func (x *FamilyStatus_VariantShare) GetModel() string {
@@ -7926,7 +8011,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\ttolerance\x18\x06 \x01(\x01R\ttolerance\x12\x0e\n" +
 	"\x02by\x18\a \x01(\tR\x02by\x12*\n" +
 	"\x0emax_difference\x18\b \x01(\x01H\x00R\rmaxDifference\x88\x01\x01B\x11\n" +
-	"\x0f_max_difference\"\xd2\x06\n" +
+	"\x0f_max_difference\"\xb2\a\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
@@ -7956,7 +8041,14 @@ const file_control_control_proto_rawDesc = "" +
 	"\x03gpu\x18\x1b \x01(\v2\x16.muster.control.v1.GPUR\x03gpu\x12A\n" +
 	"\n" +
 	"accuracies\x18\x1c \x03(\v2!.muster.control.v1.FamilyAccuracyR\n" +
-	"accuracies\"t\n" +
+	"accuracies\x12;\n" +
+	"\bproblems\x18\x1d \x03(\v2\x1f.muster.control.v1.ModelProblemR\bproblems\x12!\n" +
+	"\fdisplay_name\x18\x1e \x01(\tR\vdisplayName\"n\n" +
+	"\fModelProblem\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +
+	"\x06serves\x18\x03 \x01(\bR\x06serves\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"t\n" +
 	"\x0eFamilyAccuracy\x12\x16\n" +
 	"\x06family\x18\x01 \x01(\tR\x06family\x12!\n" +
 	"\fmin_accuracy\x18\x02 \x01(\x01R\vminAccuracy\x12'\n" +
@@ -8576,7 +8668,7 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 93)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
 var file_control_control_proto_goTypes = []any{
 	(*FileRequest)(nil),                     // 0: muster.control.v1.FileRequest
 	(*FileState)(nil),                       // 1: muster.control.v1.FileState
@@ -8593,225 +8685,227 @@ var file_control_control_proto_goTypes = []any{
 	(*AnswersCompared)(nil),                 // 12: muster.control.v1.AnswersCompared
 	(*SetReleaseRequest)(nil),               // 13: muster.control.v1.SetReleaseRequest
 	(*Member)(nil),                          // 14: muster.control.v1.Member
-	(*FamilyAccuracy)(nil),                  // 15: muster.control.v1.FamilyAccuracy
-	(*GPU)(nil),                             // 16: muster.control.v1.GPU
-	(*Part)(nil),                            // 17: muster.control.v1.Part
-	(*Rented)(nil),                          // 18: muster.control.v1.Rented
-	(*DesiredFleet)(nil),                    // 19: muster.control.v1.DesiredFleet
-	(*LearnedRenting)(nil),                  // 20: muster.control.v1.LearnedRenting
-	(*FleetCount)(nil),                      // 21: muster.control.v1.FleetCount
-	(*FleetRequest)(nil),                    // 22: muster.control.v1.FleetRequest
-	(*FleetState)(nil),                      // 23: muster.control.v1.FleetState
-	(*RentedMachine)(nil),                   // 24: muster.control.v1.RentedMachine
-	(*HeldChange)(nil),                      // 25: muster.control.v1.HeldChange
-	(*LackingKind)(nil),                     // 26: muster.control.v1.LackingKind
-	(*PricedKind)(nil),                      // 27: muster.control.v1.PricedKind
-	(*FleetProposal)(nil),                   // 28: muster.control.v1.FleetProposal
-	(*SetFleetRequest)(nil),                 // 29: muster.control.v1.SetFleetRequest
-	(*FleetCounts)(nil),                     // 30: muster.control.v1.FleetCounts
-	(*Model)(nil),                           // 31: muster.control.v1.Model
-	(*WatchRequest)(nil),                    // 32: muster.control.v1.WatchRequest
-	(*View)(nil),                            // 33: muster.control.v1.View
-	(*Leadership)(nil),                      // 34: muster.control.v1.Leadership
-	(*TypePrice)(nil),                       // 35: muster.control.v1.TypePrice
-	(*ClassPrice)(nil),                      // 36: muster.control.v1.ClassPrice
-	(*Profile)(nil),                         // 37: muster.control.v1.Profile
-	(*LaneLoad)(nil),                        // 38: muster.control.v1.LaneLoad
-	(*GatewayMessage)(nil),                  // 39: muster.control.v1.GatewayMessage
-	(*Failed)(nil),                          // 40: muster.control.v1.Failed
-	(*GatewayHello)(nil),                    // 41: muster.control.v1.GatewayHello
-	(*Submit)(nil),                          // 42: muster.control.v1.Submit
-	(*MatchMessage)(nil),                    // 43: muster.control.v1.MatchMessage
-	(*Split)(nil),                           // 44: muster.control.v1.Split
-	(*Assign)(nil),                          // 45: muster.control.v1.Assign
-	(*Reject)(nil),                          // 46: muster.control.v1.Reject
-	(*OfferAgain)(nil),                      // 47: muster.control.v1.OfferAgain
-	(*Election)(nil),                        // 48: muster.control.v1.Election
-	(*LeaderMessage)(nil),                   // 49: muster.control.v1.LeaderMessage
-	(*WorkerMessage)(nil),                   // 50: muster.control.v1.WorkerMessage
-	(*LayoutOrder)(nil),                     // 51: muster.control.v1.LayoutOrder
-	(*LanesOrder)(nil),                      // 52: muster.control.v1.LanesOrder
-	(*LayoutState)(nil),                     // 53: muster.control.v1.LayoutState
-	(*Placement)(nil),                       // 54: muster.control.v1.Placement
-	(*PlaceRequest)(nil),                    // 55: muster.control.v1.PlaceRequest
-	(*PlaceResponse)(nil),                   // 56: muster.control.v1.PlaceResponse
-	(*Completed)(nil),                       // 57: muster.control.v1.Completed
-	(*Held)(nil),                            // 58: muster.control.v1.Held
-	(*ProbeRequest)(nil),                    // 59: muster.control.v1.ProbeRequest
-	(*ProbeAnswer)(nil),                     // 60: muster.control.v1.ProbeAnswer
-	(*StatusRequest)(nil),                   // 61: muster.control.v1.StatusRequest
-	(*FleetStatus)(nil),                     // 62: muster.control.v1.FleetStatus
-	(*PlacementStatus)(nil),                 // 63: muster.control.v1.PlacementStatus
-	(*Proposal)(nil),                        // 64: muster.control.v1.Proposal
-	(*Plan)(nil),                            // 65: muster.control.v1.Plan
-	(*AgentStatus)(nil),                     // 66: muster.control.v1.AgentStatus
-	(*ModelStatus)(nil),                     // 67: muster.control.v1.ModelStatus
-	(*FamilyStatus)(nil),                    // 68: muster.control.v1.FamilyStatus
-	(*DemandRequest)(nil),                   // 69: muster.control.v1.DemandRequest
-	(*FleetDemand)(nil),                     // 70: muster.control.v1.FleetDemand
-	(*ModelDemand)(nil),                     // 71: muster.control.v1.ModelDemand
-	(*LearnedProfile)(nil),                  // 72: muster.control.v1.LearnedProfile
-	(*DrainRequest)(nil),                    // 73: muster.control.v1.DrainRequest
-	(*DrainResponse)(nil),                   // 74: muster.control.v1.DrainResponse
-	(*EventsRequest)(nil),                   // 75: muster.control.v1.EventsRequest
-	(*Event)(nil),                           // 76: muster.control.v1.Event
-	(*EventDetail)(nil),                     // 77: muster.control.v1.EventDetail
-	(*RotateKeysRequest)(nil),               // 78: muster.control.v1.RotateKeysRequest
-	(*KeysProgress)(nil),                    // 79: muster.control.v1.KeysProgress
-	(*ListKeysRequest)(nil),                 // 80: muster.control.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),                // 81: muster.control.v1.ListKeysResponse
-	(*AgentKeys)(nil),                       // 82: muster.control.v1.AgentKeys
-	(*KeyringRequest)(nil),                  // 83: muster.control.v1.KeyringRequest
-	(*LearnedRenting_BootTime)(nil),         // 84: muster.control.v1.LearnedRenting.BootTime
-	(*PlacementStatus_AgentPlaced)(nil),     // 85: muster.control.v1.PlacementStatus.AgentPlaced
-	(*Proposal_Load)(nil),                   // 86: muster.control.v1.Proposal.Load
-	(*Proposal_Instances)(nil),              // 87: muster.control.v1.Proposal.Instances
-	(*Plan_Choice)(nil),                     // 88: muster.control.v1.Plan.Choice
-	(*Plan_FleetCount)(nil),                 // 89: muster.control.v1.Plan.FleetCount
-	(*Plan_Gain)(nil),                       // 90: muster.control.v1.Plan.Gain
-	(*ModelStatus_Refusals)(nil),            // 91: muster.control.v1.ModelStatus.Refusals
-	(*FamilyStatus_VariantShare)(nil),       // 92: muster.control.v1.FamilyStatus.VariantShare
-	(*inference.ModelInferRequest)(nil),     // 93: inference.ModelInferRequest
-	(*inference.ModelInferResponse)(nil),    // 94: inference.ModelInferResponse
-	(*inference.ModelMetadataResponse)(nil), // 95: inference.ModelMetadataResponse
+	(*ModelProblem)(nil),                    // 15: muster.control.v1.ModelProblem
+	(*FamilyAccuracy)(nil),                  // 16: muster.control.v1.FamilyAccuracy
+	(*GPU)(nil),                             // 17: muster.control.v1.GPU
+	(*Part)(nil),                            // 18: muster.control.v1.Part
+	(*Rented)(nil),                          // 19: muster.control.v1.Rented
+	(*DesiredFleet)(nil),                    // 20: muster.control.v1.DesiredFleet
+	(*LearnedRenting)(nil),                  // 21: muster.control.v1.LearnedRenting
+	(*FleetCount)(nil),                      // 22: muster.control.v1.FleetCount
+	(*FleetRequest)(nil),                    // 23: muster.control.v1.FleetRequest
+	(*FleetState)(nil),                      // 24: muster.control.v1.FleetState
+	(*RentedMachine)(nil),                   // 25: muster.control.v1.RentedMachine
+	(*HeldChange)(nil),                      // 26: muster.control.v1.HeldChange
+	(*LackingKind)(nil),                     // 27: muster.control.v1.LackingKind
+	(*PricedKind)(nil),                      // 28: muster.control.v1.PricedKind
+	(*FleetProposal)(nil),                   // 29: muster.control.v1.FleetProposal
+	(*SetFleetRequest)(nil),                 // 30: muster.control.v1.SetFleetRequest
+	(*FleetCounts)(nil),                     // 31: muster.control.v1.FleetCounts
+	(*Model)(nil),                           // 32: muster.control.v1.Model
+	(*WatchRequest)(nil),                    // 33: muster.control.v1.WatchRequest
+	(*View)(nil),                            // 34: muster.control.v1.View
+	(*Leadership)(nil),                      // 35: muster.control.v1.Leadership
+	(*TypePrice)(nil),                       // 36: muster.control.v1.TypePrice
+	(*ClassPrice)(nil),                      // 37: muster.control.v1.ClassPrice
+	(*Profile)(nil),                         // 38: muster.control.v1.Profile
+	(*LaneLoad)(nil),                        // 39: muster.control.v1.LaneLoad
+	(*GatewayMessage)(nil),                  // 40: muster.control.v1.GatewayMessage
+	(*Failed)(nil),                          // 41: muster.control.v1.Failed
+	(*GatewayHello)(nil),                    // 42: muster.control.v1.GatewayHello
+	(*Submit)(nil),                          // 43: muster.control.v1.Submit
+	(*MatchMessage)(nil),                    // 44: muster.control.v1.MatchMessage
+	(*Split)(nil),                           // 45: muster.control.v1.Split
+	(*Assign)(nil),                          // 46: muster.control.v1.Assign
+	(*Reject)(nil),                          // 47: muster.control.v1.Reject
+	(*OfferAgain)(nil),                      // 48: muster.control.v1.OfferAgain
+	(*Election)(nil),                        // 49: muster.control.v1.Election
+	(*LeaderMessage)(nil),                   // 50: muster.control.v1.LeaderMessage
+	(*WorkerMessage)(nil),                   // 51: muster.control.v1.WorkerMessage
+	(*LayoutOrder)(nil),                     // 52: muster.control.v1.LayoutOrder
+	(*LanesOrder)(nil),                      // 53: muster.control.v1.LanesOrder
+	(*LayoutState)(nil),                     // 54: muster.control.v1.LayoutState
+	(*Placement)(nil),                       // 55: muster.control.v1.Placement
+	(*PlaceRequest)(nil),                    // 56: muster.control.v1.PlaceRequest
+	(*PlaceResponse)(nil),                   // 57: muster.control.v1.PlaceResponse
+	(*Completed)(nil),                       // 58: muster.control.v1.Completed
+	(*Held)(nil),                            // 59: muster.control.v1.Held
+	(*ProbeRequest)(nil),                    // 60: muster.control.v1.ProbeRequest
+	(*ProbeAnswer)(nil),                     // 61: muster.control.v1.ProbeAnswer
+	(*StatusRequest)(nil),                   // 62: muster.control.v1.StatusRequest
+	(*FleetStatus)(nil),                     // 63: muster.control.v1.FleetStatus
+	(*PlacementStatus)(nil),                 // 64: muster.control.v1.PlacementStatus
+	(*Proposal)(nil),                        // 65: muster.control.v1.Proposal
+	(*Plan)(nil),                            // 66: muster.control.v1.Plan
+	(*AgentStatus)(nil),                     // 67: muster.control.v1.AgentStatus
+	(*ModelStatus)(nil),                     // 68: muster.control.v1.ModelStatus
+	(*FamilyStatus)(nil),                    // 69: muster.control.v1.FamilyStatus
+	(*DemandRequest)(nil),                   // 70: muster.control.v1.DemandRequest
+	(*FleetDemand)(nil),                     // 71: muster.control.v1.FleetDemand
+	(*ModelDemand)(nil),                     // 72: muster.control.v1.ModelDemand
+	(*LearnedProfile)(nil),                  // 73: muster.control.v1.LearnedProfile
+	(*DrainRequest)(nil),                    // 74: muster.control.v1.DrainRequest
+	(*DrainResponse)(nil),                   // 75: muster.control.v1.DrainResponse
+	(*EventsRequest)(nil),                   // 76: muster.control.v1.EventsRequest
+	(*Event)(nil),                           // 77: muster.control.v1.Event
+	(*EventDetail)(nil),                     // 78: muster.control.v1.EventDetail
+	(*RotateKeysRequest)(nil),               // 79: muster.control.v1.RotateKeysRequest
+	(*KeysProgress)(nil),                    // 80: muster.control.v1.KeysProgress
+	(*ListKeysRequest)(nil),                 // 81: muster.control.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),                // 82: muster.control.v1.ListKeysResponse
+	(*AgentKeys)(nil),                       // 83: muster.control.v1.AgentKeys
+	(*KeyringRequest)(nil),                  // 84: muster.control.v1.KeyringRequest
+	(*LearnedRenting_BootTime)(nil),         // 85: muster.control.v1.LearnedRenting.BootTime
+	(*PlacementStatus_AgentPlaced)(nil),     // 86: muster.control.v1.PlacementStatus.AgentPlaced
+	(*Proposal_Load)(nil),                   // 87: muster.control.v1.Proposal.Load
+	(*Proposal_Instances)(nil),              // 88: muster.control.v1.Proposal.Instances
+	(*Plan_Choice)(nil),                     // 89: muster.control.v1.Plan.Choice
+	(*Plan_FleetCount)(nil),                 // 90: muster.control.v1.Plan.FleetCount
+	(*Plan_Gain)(nil),                       // 91: muster.control.v1.Plan.Gain
+	(*ModelStatus_Refusals)(nil),            // 92: muster.control.v1.ModelStatus.Refusals
+	(*FamilyStatus_VariantShare)(nil),       // 93: muster.control.v1.FamilyStatus.VariantShare
+	(*inference.ModelInferRequest)(nil),     // 94: inference.ModelInferRequest
+	(*inference.ModelInferResponse)(nil),    // 95: inference.ModelInferResponse
+	(*inference.ModelMetadataResponse)(nil), // 96: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
-	93,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
-	94,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
+	94,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
+	95,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
 	10,  // 2: muster.control.v1.ReleaseResponse.releases:type_name -> muster.control.v1.ReleaseState
 	7,   // 3: muster.control.v1.ReleaseState.release:type_name -> muster.control.v1.Release
 	11,  // 4: muster.control.v1.ReleaseState.current:type_name -> muster.control.v1.VersionCounts
 	11,  // 5: muster.control.v1.ReleaseState.canary:type_name -> muster.control.v1.VersionCounts
 	12,  // 6: muster.control.v1.ReleaseState.answers:type_name -> muster.control.v1.AnswersCompared
-	31,  // 7: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
-	18,  // 8: muster.control.v1.Member.rented:type_name -> muster.control.v1.Rented
-	17,  // 9: muster.control.v1.Member.parts:type_name -> muster.control.v1.Part
-	31,  // 10: muster.control.v1.Member.loadable:type_name -> muster.control.v1.Model
-	16,  // 11: muster.control.v1.Member.gpu:type_name -> muster.control.v1.GPU
-	15,  // 12: muster.control.v1.Member.accuracies:type_name -> muster.control.v1.FamilyAccuracy
-	21,  // 13: muster.control.v1.DesiredFleet.counts:type_name -> muster.control.v1.FleetCount
-	20,  // 14: muster.control.v1.DesiredFleet.learned:type_name -> muster.control.v1.LearnedRenting
-	84,  // 15: muster.control.v1.LearnedRenting.boots:type_name -> muster.control.v1.LearnedRenting.BootTime
-	19,  // 16: muster.control.v1.FleetState.desired:type_name -> muster.control.v1.DesiredFleet
-	24,  // 17: muster.control.v1.FleetState.machines:type_name -> muster.control.v1.RentedMachine
-	21,  // 18: muster.control.v1.FleetState.foreign:type_name -> muster.control.v1.FleetCount
-	25,  // 19: muster.control.v1.FleetState.held:type_name -> muster.control.v1.HeldChange
-	26,  // 20: muster.control.v1.FleetState.lacking:type_name -> muster.control.v1.LackingKind
-	28,  // 21: muster.control.v1.FleetState.proposal:type_name -> muster.control.v1.FleetProposal
-	27,  // 22: muster.control.v1.FleetState.prices:type_name -> muster.control.v1.PricedKind
-	21,  // 23: muster.control.v1.FleetProposal.counts:type_name -> muster.control.v1.FleetCount
-	30,  // 24: muster.control.v1.SetFleetRequest.counts:type_name -> muster.control.v1.FleetCounts
-	21,  // 25: muster.control.v1.FleetCounts.counts:type_name -> muster.control.v1.FleetCount
-	95,  // 26: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
-	14,  // 27: muster.control.v1.View.members:type_name -> muster.control.v1.Member
-	34,  // 28: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
-	35,  // 29: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
-	37,  // 30: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
-	38,  // 31: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
-	31,  // 32: muster.control.v1.View.models:type_name -> muster.control.v1.Model
-	7,   // 33: muster.control.v1.View.releases:type_name -> muster.control.v1.Release
-	36,  // 34: muster.control.v1.TypePrice.classes:type_name -> muster.control.v1.ClassPrice
-	41,  // 35: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
-	42,  // 36: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
-	45,  // 37: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
-	40,  // 38: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
-	12,  // 39: muster.control.v1.GatewayMessage.compared:type_name -> muster.control.v1.AnswersCompared
-	45,  // 40: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
-	46,  // 41: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
-	47,  // 42: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
-	34,  // 43: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
-	35,  // 44: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
-	37,  // 45: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
-	44,  // 46: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
-	48,  // 47: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
-	34,  // 48: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
-	35,  // 49: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
-	37,  // 50: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
-	64,  // 51: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
-	51,  // 52: muster.control.v1.LeaderMessage.layout:type_name -> muster.control.v1.LayoutOrder
-	54,  // 53: muster.control.v1.LeaderMessage.placement:type_name -> muster.control.v1.Placement
-	19,  // 54: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
-	52,  // 55: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
-	7,   // 56: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
-	65,  // 57: muster.control.v1.LeaderMessage.plan:type_name -> muster.control.v1.Plan
-	48,  // 58: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
-	14,  // 59: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
-	57,  // 60: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
-	58,  // 61: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
-	53,  // 62: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
-	19,  // 63: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
-	7,   // 64: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
-	31,  // 65: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
-	33,  // 66: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
-	66,  // 67: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
-	67,  // 68: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	64,  // 69: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
-	68,  // 70: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
-	63,  // 71: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
-	65,  // 72: muster.control.v1.FleetStatus.plan:type_name -> muster.control.v1.Plan
-	85,  // 73: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
-	86,  // 74: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
-	86,  // 75: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
-	87,  // 76: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
-	87,  // 77: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
-	88,  // 78: muster.control.v1.Plan.now:type_name -> muster.control.v1.Plan.Choice
-	88,  // 79: muster.control.v1.Plan.proposed:type_name -> muster.control.v1.Plan.Choice
-	90,  // 80: muster.control.v1.Plan.more:type_name -> muster.control.v1.Plan.Gain
-	91,  // 81: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
-	92,  // 82: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
-	34,  // 83: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
-	14,  // 84: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
-	71,  // 85: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
-	72,  // 86: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
-	77,  // 87: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
-	82,  // 88: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
-	82,  // 89: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
-	89,  // 90: muster.control.v1.Plan.Choice.instances:type_name -> muster.control.v1.Plan.FleetCount
-	6,   // 91: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	32,  // 92: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	39,  // 93: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	49,  // 94: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	59,  // 95: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	4,   // 96: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
-	61,  // 97: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	69,  // 98: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
-	73,  // 99: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	78,  // 100: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
-	80,  // 101: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
-	75,  // 102: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
-	55,  // 103: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
-	22,  // 104: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
-	29,  // 105: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
-	8,   // 106: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
-	13,  // 107: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
-	83,  // 108: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
-	0,   // 109: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
-	2,   // 110: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
-	14,  // 111: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	33,  // 112: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	43,  // 113: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	50,  // 114: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	60,  // 115: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	5,   // 116: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
-	62,  // 117: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	70,  // 118: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
-	74,  // 119: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	79,  // 120: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
-	81,  // 121: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
-	76,  // 122: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
-	56,  // 123: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
-	23,  // 124: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
-	23,  // 125: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
-	9,   // 126: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
-	9,   // 127: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
-	82,  // 128: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
-	1,   // 129: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
-	3,   // 130: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
-	111, // [111:131] is the sub-list for method output_type
-	91,  // [91:111] is the sub-list for method input_type
-	91,  // [91:91] is the sub-list for extension type_name
-	91,  // [91:91] is the sub-list for extension extendee
-	0,   // [0:91] is the sub-list for field type_name
+	32,  // 7: muster.control.v1.Member.models:type_name -> muster.control.v1.Model
+	19,  // 8: muster.control.v1.Member.rented:type_name -> muster.control.v1.Rented
+	18,  // 9: muster.control.v1.Member.parts:type_name -> muster.control.v1.Part
+	32,  // 10: muster.control.v1.Member.loadable:type_name -> muster.control.v1.Model
+	17,  // 11: muster.control.v1.Member.gpu:type_name -> muster.control.v1.GPU
+	16,  // 12: muster.control.v1.Member.accuracies:type_name -> muster.control.v1.FamilyAccuracy
+	15,  // 13: muster.control.v1.Member.problems:type_name -> muster.control.v1.ModelProblem
+	22,  // 14: muster.control.v1.DesiredFleet.counts:type_name -> muster.control.v1.FleetCount
+	21,  // 15: muster.control.v1.DesiredFleet.learned:type_name -> muster.control.v1.LearnedRenting
+	85,  // 16: muster.control.v1.LearnedRenting.boots:type_name -> muster.control.v1.LearnedRenting.BootTime
+	20,  // 17: muster.control.v1.FleetState.desired:type_name -> muster.control.v1.DesiredFleet
+	25,  // 18: muster.control.v1.FleetState.machines:type_name -> muster.control.v1.RentedMachine
+	22,  // 19: muster.control.v1.FleetState.foreign:type_name -> muster.control.v1.FleetCount
+	26,  // 20: muster.control.v1.FleetState.held:type_name -> muster.control.v1.HeldChange
+	27,  // 21: muster.control.v1.FleetState.lacking:type_name -> muster.control.v1.LackingKind
+	29,  // 22: muster.control.v1.FleetState.proposal:type_name -> muster.control.v1.FleetProposal
+	28,  // 23: muster.control.v1.FleetState.prices:type_name -> muster.control.v1.PricedKind
+	22,  // 24: muster.control.v1.FleetProposal.counts:type_name -> muster.control.v1.FleetCount
+	31,  // 25: muster.control.v1.SetFleetRequest.counts:type_name -> muster.control.v1.FleetCounts
+	22,  // 26: muster.control.v1.FleetCounts.counts:type_name -> muster.control.v1.FleetCount
+	96,  // 27: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	14,  // 28: muster.control.v1.View.members:type_name -> muster.control.v1.Member
+	35,  // 29: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
+	36,  // 30: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
+	38,  // 31: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
+	39,  // 32: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
+	32,  // 33: muster.control.v1.View.models:type_name -> muster.control.v1.Model
+	7,   // 34: muster.control.v1.View.releases:type_name -> muster.control.v1.Release
+	37,  // 35: muster.control.v1.TypePrice.classes:type_name -> muster.control.v1.ClassPrice
+	42,  // 36: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
+	43,  // 37: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
+	46,  // 38: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
+	41,  // 39: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
+	12,  // 40: muster.control.v1.GatewayMessage.compared:type_name -> muster.control.v1.AnswersCompared
+	46,  // 41: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
+	47,  // 42: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
+	48,  // 43: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
+	35,  // 44: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
+	36,  // 45: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
+	38,  // 46: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
+	45,  // 47: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
+	49,  // 48: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
+	35,  // 49: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
+	36,  // 50: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
+	38,  // 51: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
+	65,  // 52: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
+	52,  // 53: muster.control.v1.LeaderMessage.layout:type_name -> muster.control.v1.LayoutOrder
+	55,  // 54: muster.control.v1.LeaderMessage.placement:type_name -> muster.control.v1.Placement
+	20,  // 55: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	53,  // 56: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
+	7,   // 57: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
+	66,  // 58: muster.control.v1.LeaderMessage.plan:type_name -> muster.control.v1.Plan
+	49,  // 59: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
+	14,  // 60: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
+	58,  // 61: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
+	59,  // 62: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
+	54,  // 63: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
+	20,  // 64: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	7,   // 65: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
+	32,  // 66: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
+	34,  // 67: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
+	67,  // 68: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
+	68,  // 69: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
+	65,  // 70: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
+	69,  // 71: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
+	64,  // 72: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
+	66,  // 73: muster.control.v1.FleetStatus.plan:type_name -> muster.control.v1.Plan
+	86,  // 74: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
+	87,  // 75: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
+	87,  // 76: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
+	88,  // 77: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
+	88,  // 78: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
+	89,  // 79: muster.control.v1.Plan.now:type_name -> muster.control.v1.Plan.Choice
+	89,  // 80: muster.control.v1.Plan.proposed:type_name -> muster.control.v1.Plan.Choice
+	91,  // 81: muster.control.v1.Plan.more:type_name -> muster.control.v1.Plan.Gain
+	92,  // 82: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
+	93,  // 83: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
+	35,  // 84: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
+	14,  // 85: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
+	72,  // 86: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
+	73,  // 87: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
+	78,  // 88: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
+	83,  // 89: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	83,  // 90: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	90,  // 91: muster.control.v1.Plan.Choice.instances:type_name -> muster.control.v1.Plan.FleetCount
+	6,   // 92: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	33,  // 93: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	40,  // 94: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	50,  // 95: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	60,  // 96: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	4,   // 97: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
+	62,  // 98: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	70,  // 99: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
+	74,  // 100: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	79,  // 101: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	81,  // 102: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	76,  // 103: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
+	56,  // 104: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
+	23,  // 105: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
+	30,  // 106: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
+	8,   // 107: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
+	13,  // 108: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
+	84,  // 109: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	0,   // 110: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
+	2,   // 111: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
+	14,  // 112: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	34,  // 113: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	44,  // 114: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	51,  // 115: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	61,  // 116: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	5,   // 117: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
+	63,  // 118: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	71,  // 119: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
+	75,  // 120: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	80,  // 121: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	82,  // 122: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	77,  // 123: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
+	57,  // 124: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
+	24,  // 125: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
+	24,  // 126: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
+	9,   // 127: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
+	9,   // 128: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
+	83,  // 129: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	1,   // 130: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
+	3,   // 131: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
+	112, // [112:132] is the sub-list for method output_type
+	92,  // [92:112] is the sub-list for method input_type
+	92,  // [92:92] is the sub-list for extension type_name
+	92,  // [92:92] is the sub-list for extension extendee
+	0,   // [0:92] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -8822,7 +8916,7 @@ func file_control_control_proto_init() {
 	file_control_control_proto_msgTypes[5].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[7].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[13].OneofWrappers = []any{}
-	file_control_control_proto_msgTypes[29].OneofWrappers = []any{
+	file_control_control_proto_msgTypes[30].OneofWrappers = []any{
 		(*SetFleetRequest_Counts)(nil),
 		(*SetFleetRequest_Policy)(nil),
 		(*SetFleetRequest_Approve)(nil),
@@ -8830,16 +8924,16 @@ func file_control_control_proto_init() {
 		(*SetFleetRequest_Adopt)(nil),
 		(*SetFleetRequest_Destroy)(nil),
 	}
-	file_control_control_proto_msgTypes[40].OneofWrappers = []any{}
-	file_control_control_proto_msgTypes[67].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[41].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[68].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[69].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   93,
+			NumMessages:   94,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
