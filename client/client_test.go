@@ -216,8 +216,8 @@ func TestErrors(t *testing.T) {
 		}
 	}
 	kinds := []error{
-		ErrInvalid, ErrTooLarge, ErrNotFound, ErrOverloaded, ErrDeadline, ErrUnavailable, ErrDenied,
-		ErrClosed, context.Canceled, context.DeadlineExceeded,
+		ErrInvalid, ErrTooLarge, ErrNotFound, ErrOverloaded, ErrLimit, ErrDeadline, ErrUnavailable,
+		ErrDenied, ErrClosed, context.Canceled, context.DeadlineExceeded,
 	}
 	for _, tt := range []struct {
 		infer func(context.Context, *oip.Request) (*oip.Response, error)
@@ -228,6 +228,10 @@ func TestErrors(t *testing.T) {
 		{answer(codes.NotFound, "model y"), []error{ErrNotFound}, "not found: model y"},
 		{answer(codes.ResourceExhausted, "queue full"), []error{ErrOverloaded},
 			"server overloaded: queue full"},
+		{func(context.Context, *oip.Request) (*oip.Response, error) {
+			return nil, oip.Explain(status.New(codes.ResourceExhausted, "ads: 10/s of all models"),
+				"limit", time.Second).Err()
+		}, []error{ErrLimit, ErrOverloaded}, "limit exceeded: ads: 10/s of all models"},
 		{answer(codes.DeadlineExceeded, "dropped"), []error{ErrDeadline, context.DeadlineExceeded},
 			"deadline exceeded: dropped"},
 		{answer(codes.Unauthenticated, "who is that?"), []error{ErrDenied},

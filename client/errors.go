@@ -22,9 +22,12 @@ var (
 	ErrTooLarge = errors.New("request too large")
 	// ErrNotFound: there is no such model, version or method.
 	ErrNotFound = errors.New("not found")
-	// ErrOverloaded: the server has more queries than it can serve in time, or this client has
-	// exceeded its limits; see [Error.RetryAfter].
+	// ErrOverloaded: the server has more queries than it can serve in time; see [Error.RetryAfter].
+	// errors.Is reports it of ErrLimit, too.
 	ErrOverloaded = errors.New("server overloaded")
+	// ErrLimit: this client has exceeded the limits that the server sets it; see
+	// [Error.RetryAfter].
+	ErrLimit = errors.New("limit exceeded")
 	// ErrDeadline: the answer did not come in time. errors.Is also reports
 	// context.DeadlineExceeded.
 	ErrDeadline = errors.New("deadline exceeded")
@@ -117,6 +120,8 @@ func (e *Error) Is(target error) bool {
 		return true
 	case context.DeadlineExceeded:
 		return e.kind == ErrDeadline
+	case ErrOverloaded: // what callers looked for before there was ErrLimit
+		return e.kind == ErrLimit
 	}
 	return false
 }
@@ -144,6 +149,9 @@ func (c *Client) newError(address string, err error) *Error {
 		}
 	case codes.ResourceExhausted:
 		e.kind = ErrOverloaded
+		if oip.Reason(e.status) == "limit" {
+			e.kind = ErrLimit
+		}
 		// gRPC gives a message over the server's size limit the same code as an overloaded server.
 		if strings.Contains(e.status.Message(), "larger than max") {
 			e.kind = ErrTooLarge

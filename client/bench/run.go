@@ -391,8 +391,8 @@ func reasonOf(err error) string {
 	}
 	for _, kind := range []error{
 		errWrong,
-		client.ErrDeadline, client.ErrOverloaded, client.ErrUnavailable, client.ErrInvalid,
-		client.ErrNotFound, client.ErrTooLarge, client.ErrClosed,
+		client.ErrDeadline, client.ErrLimit, client.ErrOverloaded, client.ErrUnavailable,
+		client.ErrInvalid, client.ErrNotFound, client.ErrTooLarge, client.ErrClosed,
 	} {
 		if errors.Is(err, kind) {
 			return kind.Error()
