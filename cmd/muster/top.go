@@ -55,7 +55,8 @@ If the output is no terminal, or with --once, it prints the whole state once.`,
 			}
 			if !live {
 				// lipgloss leaves colours out if the output is no terminal.
-				_, err := lipgloss.Fprintln(out, fleetview.Draw(first, terminal.Width(out, 120), 0))
+				text := fleetview.Draw(first, terminal.Width(out, wholeLines), 0)
+				_, err := lipgloss.Fprintln(out, text)
 				return err
 			}
 			return fleetview.Watch(cmd.Context(), source, first, interval, cmd.InOrStdin(), out)
@@ -70,6 +71,9 @@ If the output is no terminal, or with --once, it prints the whole state once.`,
 
 // shortestInterval bounds --interval from below, so that a mistyped one does not load the fleet.
 const shortestInterval = 100 * time.Millisecond
+
+// wholeLines is the width of what is printed to a file or a pipe: no line is longer, so none is cut.
+const wholeLines = 1 << 12
 
 // openFleet makes a source that asks the servers for the fleet's state; the caller closes it.
 func (s *clientSettings) openFleet(stderr io.Writer) (*fleetview.Source, error) {

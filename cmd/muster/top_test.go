@@ -36,6 +36,7 @@ func TestTopOnce(t *testing.T) {
 		t.Cleanup(server.Stop)
 		return listener.Addr().String()
 	}
+	long := "reject query=2/16 reason=" + strings.Repeat("overloaded,", 30) + "end"
 	agent := serve(func(s *grpc.Server) {
 		control.RegisterControlServer(s, statusServer{status: &control.FleetStatus{
 			View: &control.View{
@@ -47,6 +48,7 @@ func TestTopOnce(t *testing.T) {
 			Agents: []*control.AgentStatus{
 				{Name: "agent-1", Overdue: true, RemainingNs: []int64{5e6}},
 			},
+			Decisions: []string{long},
 		}})
 	})
 	other := serve(func(*grpc.Server) {})
@@ -56,6 +58,7 @@ NO LEADER (the last epoch was 1): gateways decide alone, and rates are not known
 	for _, args := range [][]string{{"--once"}, {}} { // what run writes to is no terminal
 		out, _, err := execute(t, append([]string{"top", "--server", agent}, args...)...)
 		if err != nil || !strings.HasPrefix(out, want) || !strings.Contains(out, "overdue") ||
+			!strings.Contains(out, long) ||
 			strings.Contains(out, "\x1b") {
 			t.Errorf("%v: got %v, %q, want it to begin %q", args, err, out, want)
 		}

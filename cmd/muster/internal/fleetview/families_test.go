@@ -34,7 +34,7 @@ func TestFamilies(t *testing.T) {
 		"\nFAMILY  QUERIES/S  WITHIN QOS  ACCURACY  BEST    ANSWERED BY\n" +
 			"ctr     117.2      99.5 %      0.9998    1.0000  wnd/1 61 %, wnd-int8/3 39 %\n" +
 			"idle    0.0        -           -         1.0000  wnd/1, wnd-int8/3\n",
-		"\nctr      -        0.0", "\nrefused queries of ctr: deadline 2\n",
+		"\nctr      -        0.0", "\nfailed queries of ctr: deadline 2\n",
 	} {
 		if !strings.Contains(printed.String(), want) {
 			t.Errorf("status: got\n%s\nwant in it\n%s", &printed, want)

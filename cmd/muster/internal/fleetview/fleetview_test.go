@@ -33,7 +33,7 @@ func testFleet(n int) *control.FleetStatus {
 			{Model: "dien", Version: 1, Rate: 410.2, WithinQos: proto.Float64(0.996),
 				Answered: 123456, Late: 321, Refused: 4,
 				Refusals: []*control.ModelStatus_Refusals{
-					{Reason: "overloaded", Count: 3}, {Reason: "late", Count: 1},
+					{Reason: "overloaded", Count: 3}, {Reason: "deadline", Count: 1},
 				}},
 			{Model: "ncf", Version: 1, Rate: 113.2, WithinQos: proto.Float64(0.97),
 				Answered: 1234567890, Late: 12345678},
@@ -93,8 +93,9 @@ func TestRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"\n(none)   -        0.2        -           0           0         2\n",
-		"\nrefused queries of (none): not_found 2\nrefused queries of dien/1: overloaded 3, late 1\n" +
+		"\n(none)   -        0.2        -           0           0         0          2\n",
+		"\ndien     1        410.2      99.6 %      123456      321       1          3\n",
+		"\nfailed queries of (none): not_found 2\nfailed queries of dien/1: overloaded 3, deadline 1\n" +
 			"ncf/2 cannot meet its QoS target with 2.54 % of its queries: no lane answers these " +
 			"queries within the QoS target, however idle\n",
 	} {
@@ -102,9 +103,9 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("status: got\n%s\nwant in it\n%s", &printed, want)
 		}
 	}
-	top := ansi.Strip(Draw(s, 110, 0))
+	top := ansi.Strip(Draw(s, 120, 0))
 	for _, want := range []string{
-		"         4  overloaded 3, late 1\n", "\n(none)         0          -      0.2        -",
+		"         1         3  overloaded 3, deadline 1\n", "\n(none)         0          -      0.2        -",
 		"         2  not_found 2\n",
 	} {
 		if !strings.Contains(top, want) {
@@ -136,7 +137,7 @@ func TestGPUs(t *testing.T) {
 	if !strings.Contains(printed.String(), want) {
 		t.Errorf("status: got\n%s\nwant in it%s", &printed, want)
 	}
-	if top := ansi.Strip(Draw(s, 110, 0)); strings.Count(top, "GPU trouble") != 1 {
+	if top := ansi.Strip(Draw(s, 120, 0)); strings.Count(top, "GPU trouble") != 1 {
 		t.Errorf("top: got\n%s\nwant in it once: GPU trouble", top)
 	}
 	if printed.Reset(); Print(&printed, testFleet(3)) != nil || strings.Contains(printed.String(),

@@ -20,7 +20,8 @@ func placementOf(s *control.FleetStatus) string {
 		line += ", paused"
 	}
 	if p.GetReason() != "" {
-		line += ": " + p.GetReason()
+		// It may long be past: a placement stands until there is cause for another one.
+		line += "; why it was made: " + p.GetReason()
 	}
 	return line
 }

@@ -75,16 +75,17 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 	if len(s.GetModels()) == 0 {
 		return nil
 	}
-	fmt.Fprintln(table, "\nMODEL\tVERSION\tQUERIES/S\tWITHIN QOS\tANSWERED\tLATE\tREFUSED")
+	fmt.Fprintln(table, "\nMODEL\tVERSION\tQUERIES/S\tWITHIN QOS\tANSWERED\tLATE\tTIMED OUT\t"+
+		"REFUSED")
 	var why []string
 	for _, m := range s.GetModels() {
 		name, version := m.GetModel(), fmt.Sprint(m.GetVersion())
 		if m.GetVersion() == 0 { // of no model, or a family, at none of its variants
 			name, version = cmp.Or(m.GetModel(), noModel), "-"
 		}
-		fmt.Fprintf(table, "%s\t%s\t%.1f\t%s\t%d\t%d\t%d\n", name, version, m.GetRate(),
+		fmt.Fprintf(table, "%s\t%s\t%.1f\t%s\t%d\t%d\t%d\t%d\n", name, version, m.GetRate(),
 			formatPercent(m.GetWithinQos(), m.WithinQos != nil), m.GetAnswered(), m.GetLate(),
-			m.GetRefused())
+			timedOutOf(m), m.GetRefused()-timedOutOf(m))
 		if share := m.GetUnmetShare(); share > 0 {
 			why = append(why,
 				fmt.Sprintf("%s cannot meet its QoS target with %.3g %% of its queries: %s",
@@ -95,7 +96,7 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 				formatCount(n)))
 		}
 		if len(m.GetRefusals()) > 0 {
-			why = append(why, fmt.Sprintf("refused queries of %s: %s", nameOf(m), reasonsOf(m)))
+			why = append(why, fmt.Sprintf("failed queries of %s: %s", nameOf(m), reasonsOf(m)))
 		}
 	}
 	if err := table.Flush(); err != nil || len(why) == 0 {
@@ -166,6 +167,17 @@ func reasonsOf(m *control.ModelStatus) string {
 		parts = append(parts, fmt.Sprintf("%s %s", r.GetReason(), formatCount(r.GetCount())))
 	}
 	return strings.Join(parts, ", ")
+}
+
+// timedOutOf returns how many queries were given up at their deadlines. The others that failed were
+// refused.
+func timedOutOf(m *control.ModelStatus) (n uint64) {
+	for _, r := range m.GetRefusals() {
+		if r.GetReason() == "deadline" {
+			n += r.GetCount()
+		}
+	}
+	return min(n, m.GetRefused())
 }
 
 // planOf returns how the demand changed last, and the leader's plan, in lines. It returns nil where

@@ -212,10 +212,13 @@ func modelTable(s *control.FleetStatus, width int) table {
 		return cmp.Or(cmp.Compare(lost(a), lost(b)), cmp.Compare(a, b))
 	})
 	name := min(maxWidth(names.Strings(keys), len("MODEL")), max(12, width/4))
-	form := "%s %6s %10s %8s %8s %10s %9s %9s  %s"
-	const others = 69 // columns of form that are not the name's
-	if width < 60 {   // the rate, and what is late and refused, come first
-		form = "%[1]s %8[4]s %8[5]s %8[8]s"
+	form := "%s %6s %10s %8s %8s %10s %9s %9s %9s  %s"
+	const others = 79 // columns of form that are not the name's
+	switch {
+	case width < 60: // the rate, and what is late and refused, come first
+		form = "%[1]s %8[4]s %8[5]s %8[9]s"
+	case width < name+others:
+		form = "%[1]s %10[3]s %8[4]s %8[5]s %10[6]s %9[7]s %9[8]s %9[9]s"
 	}
 	title, reasons := "", width >= name+others+len("overloaded 12345")
 	if reasons && slices.ContainsFunc(s.GetModels(),
@@ -224,13 +227,14 @@ func modelTable(s *control.FleetStatus, width int) table {
 	}
 	t := table{
 		title: fmt.Sprintf(form, fitText("MODEL", name), "AGENTS", "TARGET", "RATE/S", "LATE 60S",
-			"ANSWERED", "LATE", "REFUSED", title),
+			"ANSWERED", "LATE", "TIMED OUT", "REFUSED", title),
 		weight: 3, least: 4,
 		rest: func(from int) string { return "... " + countNoun(len(keys)-from, "more model") },
 	}
 	for _, key := range keys {
 		e := models[key]
-		target, rate, late, answered, lateQueries, refused := "-", "-", "-", "-", "-", "-"
+		target, rate, late, answered := "-", "-", "-", "-"
+		lateQueries, timedOut, refused := "-", "-", "-"
 		r, shown, why := row{}, string(key), ""
 		if e.held == nil && e.GetVersion() == 0 {
 			shown = cmp.Or(e.GetModel(), noModel)
@@ -241,9 +245,9 @@ func modelTable(s *control.FleetStatus, width int) table {
 		}
 		if e.ModelStatus != nil {
 			rate = perSecond(e.GetRate())
-			answered, lateQueries, refused = formatCount(e.GetAnswered()),
-				formatCount(e.GetLate()), formatCount(
-					e.GetRefused())
+			answered, lateQueries = formatCount(e.GetAnswered()), formatCount(e.GetLate())
+			timedOut = formatCount(timedOutOf(e.ModelStatus))
+			refused = formatCount(e.GetRefused() - timedOutOf(e.ModelStatus))
 			if reasons {
 				why = reasonsOf(e.ModelStatus)
 			}
@@ -257,7 +261,7 @@ func modelTable(s *control.FleetStatus, width int) table {
 			}
 		}
 		r.text = fmt.Sprintf(form, fitText(shown, name), fmt.Sprint(e.agents), target, rate, late,
-			answered, lateQueries, refused, why)
+			answered, lateQueries, timedOut, refused, why)
 		t.rows = append(t.rows, r)
 	}
 	return t
