@@ -338,9 +338,16 @@ func (s *searcher) runProbe(ctx context.Context, rate float64, tallies []tally) 
 			return int(3*s.mayMiss(model)*rate*duration.Seconds()) + 2
 		},
 	}
-	report, err := run(ctx, s.server, s.models, config, s.wait)
+	// Answers may come long after the last query was sent, and the search ends in time all the same.
+	probing, cancel := context.WithDeadline(ctx, s.end)
+	defer cancel()
+	report, err := run(probing, s.server, s.models, config, s.wait)
 	if err == nil {
 		err = ctx.Err()
+	}
+	if err == nil && probing.Err() != nil {
+		s.found.NextS = roundTo3(duration.Seconds())
+		err = errOutOfTime
 	}
 	if err != nil {
 		return false, false, err

@@ -95,6 +95,45 @@ func TestFindThroughputOfPoisson(t *testing.T) {
 	})
 }
 
+// TestFindThroughputEndsInTime: a search ends by the time that it has announced, although a server
+// takes queries and does not answer them.
+func TestFindThroughputEndsInTime(t *testing.T) {
+	for _, limit := range []time.Duration{0, 30 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			var asked atomic.Int64
+			s := &fakeServer{properties: fakeProperties(), answer: func(ctx context.Context,
+				_ *oip.Request) error {
+				if asked.Add(1) < 1000 {
+					return sleep(ctx, time.Millisecond)
+				}
+				<-ctx.Done()
+				return ctx.Err()
+			}}
+			m := fakeModel(t, s, "m")
+			m.Timeout = time.Hour
+			var begun time.Time
+			start := time.Now()
+			found, err := findThroughput(t.Context(), s, []*TargetModel{m}, Search{
+				Queries: func(rate float64, _ uint64) (iter.Seq[workload.Query], error) {
+					return steady(t, rate, "m"), nil
+				},
+				Limit: limit,
+				Begun: func(string) { begun = time.Now() },
+			}, sleepUntil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			most := limit
+			if limit == 0 {
+				start, most = begun, time.Minute
+			}
+			if took := time.Since(start); took > most || found.Complete || found.NextS == 0 {
+				t.Errorf("took %v of %v: %+v", took, most, found)
+			}
+		})
+	}
+}
+
 func TestFindThroughputThatIsNotThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &fakeServer{properties: fakeProperties(), answer: after(50 * time.Millisecond)}
