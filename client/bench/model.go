@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 )
@@ -43,8 +44,8 @@ type TargetModel struct {
 	rows      int  // number of rows that the inputs hold; the largest batch size of queries
 	inputs    []input
 	queries   map[int][]*oip.Request // given ones, by batch size; nil: inputs has the rows
-	// expected are the answers to all rows; nil: answers are not compared
-	expected []expectedRows
+	// expected are the answers to all rows, by version; nil: answers are not compared
+	expected map[names.ModelKey][]expectedRows
 }
 
 // An input holds rows of values. A query of batch size b sends b consecutive rows without copying

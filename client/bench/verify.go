@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 )
@@ -27,11 +28,47 @@ type Reference interface {
 // reference's.
 var errWrong = errors.New("wrong answer")
 
-// Verify has Run compare each answer of the model with the reference's, row by row; an answer that
-// departs from it is a failed query. Each row of the model's outputs must depend on the same row of
-// the inputs alone. Verify has the reference answer all rows that queries of the model can have, a
-// few queries' worth, and blocks until then.
-func (m *TargetModel) Verify(ctx context.Context, reference Reference) error {
+// ServedVersions asks the server for the versions that may answer queries of the model or, of a
+// family, those of its variants.
+func (m *TargetModel) ServedVersions(ctx context.Context, server Server) ([]names.ModelKey, error) {
+	served := []string{m.Name}
+	metadata, err := server.ModelMetadata(ctx, m.Name, "")
+	if err != nil {
+		return nil, fmt.Errorf("metadata of model %q: %w", m.Name, err)
+	}
+	properties, err := oip.ParseProperties(metadata.GetProperties())
+	if err != nil {
+		return nil, fmt.Errorf("model %q: %w", m.Name, err)
+	}
+	if len(properties.Variants) > 0 && properties.Family == m.Name {
+		served = properties.Variants
+	}
+	var keys []names.ModelKey
+	for _, model := range served {
+		if model != m.Name {
+			if metadata, err = server.ModelMetadata(ctx, model, ""); err != nil {
+				return nil, fmt.Errorf("metadata of model %q: %w", model, err)
+			}
+		}
+		for _, v := range metadata.GetVersions() {
+			keys = append(keys, versionKey(model, v))
+		}
+	}
+	return keys, nil
+}
+
+// versionKey names a version whose number is a text, as the protocol has it.
+func versionKey(model, version string) names.ModelKey {
+	return names.ModelKey(model + "/" + version)
+}
+
+// Verify has Run compare each answer of a version of the model, or of a variant of the family, with
+// the reference's, row by row; an answer that departs from it is a failed query, and so is one of a
+// version without a reference. Each row of the model's outputs must depend on the same row of the
+// inputs alone. Verify has the reference answer all rows that queries of the model can have, a few
+// queries' worth, and blocks until then.
+func (m *TargetModel) Verify(ctx context.Context, version names.ModelKey,
+	reference Reference) error {
 	if m.batchless {
 		return fmt.Errorf("model %q has no batch dimension, so there are no rows to compare",
 			m.Name)
@@ -45,7 +82,7 @@ func (m *TargetModel) Verify(ctx context.Context, reference Reference) error {
 		n := min(m.LargestBatchSize, m.rows-from)
 		resp, err := reference.Infer(ctx, m.rowsFrom(from, n))
 		if err != nil {
-			return fmt.Errorf("model %q: the reference's answer: %w", m.Name, err)
+			return fmt.Errorf("%s: the reference's answer: %w", version, err)
 		}
 		defer resp.Release()
 		parts, sizes = append(parts, resp), append(sizes, n)
@@ -55,21 +92,26 @@ func (m *TargetModel) Verify(ctx context.Context, reference Reference) error {
 		return fmt.Errorf("the reference's answer: %w", err)
 	}
 	tell := false // whether an answer tells the order of its rows
+	var expected []expectedRows
 	for _, out := range all.Outputs {
 		if out.DataType.Size() == 0 {
-			return fmt.Errorf("model %q: output %q is %s, want numbers to compare", m.Name,
-				out.Name, out.DataType)
+			return fmt.Errorf("%s: output %q is %s, want numbers to compare", version, out.Name,
+				out.DataType)
 		}
 		e := expectedRows{out.Name, out.DataType, out.Shape[1:], out.Data, len(out.Data) / m.rows}
 		for i := 1; i < m.rows && !tell; i++ {
 			tell = firstDifference(e.dataType, e.rowAt(i), e.rowAt(i-1)) >= 0
 		}
-		m.expected = append(m.expected, e)
+		expected = append(expected, e)
 	}
 	if !tell && m.rows > 1 {
-		return fmt.Errorf("model %q: the reference gives all %d rows the same answer, so rows cannot "+
-			"be told apart", m.Name, m.rows)
+		return fmt.Errorf("%s: the reference gives all %d rows the same answer, so rows cannot be "+
+			"told apart", version, m.rows)
 	}
+	if m.expected == nil {
+		m.expected = map[names.ModelKey][]expectedRows{}
+	}
+	m.expected[version] = expected
 	return nil
 }
 
@@ -84,22 +126,35 @@ type expectedRows struct {
 
 func (e *expectedRows) rowAt(i int) []byte { return e.data[i*e.width : (i+1)*e.width] }
 
-// check compares an answer to n rows from the row from on with the reference's. It returns an error
-// that wraps errWrong and names the output, the row and the first value that departs.
+// check compares an answer to n rows from the row from on with that of the reference of the version
+// that has answered. It returns an error that wraps errWrong and names the output, the row and the
+// first value that departs.
 func (m *TargetModel) check(resp *oip.Response, from, n int) error {
-	for i := range m.expected {
-		want := &m.expected[i]
+	if m.expected == nil {
+		return nil
+	}
+	answered := versionKey(resp.Model, resp.Version)
+	if resp.Variant != "" {
+		answered = versionKey(resp.Variant, resp.VariantVersion)
+	}
+	expected, known := m.expected[answered]
+	if !known {
+		return fmt.Errorf("%w: %s has answered, which there is nothing to compare with", errWrong,
+			answered)
+	}
+	for i := range expected {
+		want := &expected[i]
 		out, ok := resp.Output(want.name)
 		if !ok || out.DataType != want.dataType || len(out.Shape) != len(want.shape)+1 ||
 			out.Shape[0] != int64(n) || !slices.Equal(out.Shape[1:], want.shape) {
-			return fmt.Errorf("%w: output %q is %s %v, want %s of %d rows of %v", errWrong,
-				want.name, out.DataType, out.Shape, want.dataType, n, want.shape)
+			return fmt.Errorf("%w of %s: output %q is %s %v, want %s of %d rows of %v", errWrong,
+				answered, want.name, out.DataType, out.Shape, want.dataType, n, want.shape)
 		}
 		for i := range n {
 			got, right := out.Data[i*want.width:(i+1)*want.width], want.rowAt(from+i)
 			if at := firstDifference(want.dataType, got, right); at >= 0 {
-				return fmt.Errorf("%w: output %q, row %d of %d, value %d is %v, want %v", errWrong,
-					want.name, i, n, at, elementAsFloat(want.dataType, got, at),
+				return fmt.Errorf("%w of %s: output %q, row %d of %d, value %d is %v, want %v",
+					errWrong, answered, want.name, i, n, at, elementAsFloat(want.dataType, got, at),
 					elementAsFloat(want.dataType, right, at))
 			}
 		}

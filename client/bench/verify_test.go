@@ -75,6 +75,17 @@ func TestVerify(t *testing.T) {
 		"other columns": {
 			func(resp *oip.Response) { resp.Outputs[0].Shape = []int64{8} }, `FP32 [8]`,
 		},
+		"unknown version": {
+			func(resp *oip.Response) { resp.Version = "9" }, "m/9 has answered, which there is nothing",
+		},
+		"other version": { // whose answers are 1 above
+			func(resp *oip.Response) {
+				resp.Version = "2"
+				for i := range values(resp) {
+					values(resp)[i]++
+				}
+			}, "",
+		},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			right := &changedServer{fakeServer: fakeServer{
@@ -85,7 +96,15 @@ func TestVerify(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := m.Verify(t.Context(), right); err != nil {
+			if err := m.Verify(t.Context(), "m/1", right); err != nil {
+				t.Fatal(err)
+			}
+			second := &changedServer{right.fakeServer, func(resp *oip.Response) {
+				for i := range values(resp) {
+					values(resp)[i]++
+				}
+			}}
+			if err := m.Verify(t.Context(), "m/2", second); err != nil {
 				t.Fatal(err)
 			}
 			server := &changedServer{right.fakeServer, tt.change}
@@ -178,7 +197,7 @@ func TestVerifyNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := m.Verify(t.Context(), s); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if err := m.Verify(t.Context(), "m/1", s); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: got %v, want %q", name, err, tt.want)
 		}
 	}

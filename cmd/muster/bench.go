@@ -86,9 +86,10 @@ the first line says how long. --duration bounds the whole search.
 --model may name a family of models. The effective accuracy, the mean accuracy of
 the variants that answered, then stands beside the share within QoS.
 
---verify DIR runs the models of a repository in this process, by ONNX Runtime alone,
-and compares each answer with theirs, row by row. It works for models whose rows
-are independent. A wrong answer counts as an error, and the command then fails.
+--verify DIR runs the versions that are served, of the repository DIR, in this process,
+by ONNX Runtime alone, and compares each answer with that of the version that gave it,
+row by row. It works for models whose rows are independent. A wrong answer counts as
+an error, and the command then fails.
 
 After an interrupt (Ctrl-C) the command reports what it has measured so far, and
 ends with status 130.`,
@@ -229,7 +230,7 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 		return o.search(cmd, c, l)
 	}
 	if o.verify != "" {
-		if err := reference.Verify(cmd.Context(), o.verify, l.Models); err != nil {
+		if err := reference.Verify(cmd.Context(), c, o.verify, l.Models); err != nil {
 			return fmt.Errorf("verify: %w", err)
 		}
 	}

@@ -4,10 +4,13 @@ package reference
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strconv"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/client/bench"
@@ -15,41 +18,65 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// Verify prepares models under load for the comparison of their answers with those of the newest
+// Verify prepares models under load for the comparison of their answers with those of the same
 // versions in the repository dir. It blocks until ONNX Runtime has answered all rows that queries
 // of them can have.
-func Verify(ctx context.Context, dir string, all []*bench.TargetModel) error {
+func Verify(ctx context.Context, server bench.Server, dir string, all []*bench.TargetModel) error {
 	executor, err := runtime.OpenONNX(runtime.Config{Provider: runtime.CPU})
 	if err != nil {
 		return err
 	}
-	return verify(ctx, executor, dir, all)
+	return verify(ctx, server, executor, dir, all)
 }
 
-func verify(ctx context.Context, executor runtime.Executor, dir string,
+func verify(ctx context.Context, server bench.Server, executor runtime.Executor, dir string,
 	all []*bench.TargetModel) error {
 	for _, m := range all {
-		v, err := models.ReadNewest(dir, m.Name)
+		served, err := m.ServedVersions(ctx, server)
 		if err != nil {
 			return err
 		}
-		if !v.Config.RowsIndependent {
-			return fmt.Errorf("model %q: its model.yaml does not say rows_independent: true, so "+
-				"answers cannot be compared row by row", m.Name)
+		var missing error
+		prepared := 0
+		for _, key := range served {
+			model, number := key.Split()
+			v, err := models.ReadVersion(dir, model, number)
+			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, models.ErrNotFound) {
+				missing = err // it may never answer
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			if err := verifyVersion(ctx, executor, v, key, m); err != nil {
+				return err
+			}
+			prepared++
 		}
-		loaded, err := executor.Load(ctx, v)
-		if err != nil {
-			return err
-		}
-		if err := m.Verify(ctx, localModel{v, loaded}); err != nil {
-			_ = loaded.Close() // the error is told
-			return err
-		}
-		if err := loaded.Close(); err != nil {
-			return err
+		if prepared == 0 {
+			return fmt.Errorf("model %q: %s has none of the versions %v that are served: %w", m.Name,
+				dir, served, missing)
 		}
 	}
 	return nil
+}
+
+// verifyVersion prepares the comparison with one version.
+func verifyVersion(ctx context.Context, executor runtime.Executor, v *models.Version,
+	key names.ModelKey, m *bench.TargetModel) error {
+	if !v.Config.RowsIndependent {
+		return fmt.Errorf("model %q: its model.yaml does not say rows_independent: true, so "+
+			"answers cannot be compared row by row", v.Model)
+	}
+	loaded, err := executor.Load(ctx, v)
+	if err != nil {
+		return err
+	}
+	if err := m.Verify(ctx, key, localModel{v, loaded}); err != nil {
+		_ = loaded.Close() // the error is told
+		return err
+	}
+	return loaded.Close()
 }
 
 // A localModel answers queries of one version, in place of a server.

@@ -34,7 +34,7 @@ func (s server) ModelMetadata(context.Context, string,
 			bounds[p.Name] = p.IDBounds
 		}
 	}
-	m := &inference.ModelMetadataResponse{Name: s.version.Model, Properties: oip.Properties{
+	m := &inference.ModelMetadataResponse{Name: s.version.Model, Versions: []string{"1"}, Properties: oip.Properties{
 		QoSTarget: s.version.Config.QoSTarget, LargestBatchSize: s.version.Config.LargestBatchSize,
 		IDBounds: bounds, Deadline: time.Hour, // however busy the machine
 	}.Map()}
@@ -100,7 +100,7 @@ func TestVerify(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := verify(t.Context(), executor, dir, []*bench.TargetModel{m}); err != nil {
+			if err := verify(t.Context(), s, executor, dir, []*bench.TargetModel{m}); err != nil {
 				t.Fatal(err)
 			}
 			report, err := bench.Run(t.Context(), s, []*bench.TargetModel{m}, bench.Config{
