@@ -1,14 +1,21 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/settings"
+	"github.com/muster-serve/muster/cmd/muster/internal/suggest"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
@@ -38,19 +45,61 @@ func newConfigCheckCommand() *cobra.Command {
 	}
 }
 
-// checkConfigFile reports every fault of the settings in the file, each with its line. It ignores
-// the environment.
+// checkConfigFile reports every fault of the settings in the file, in the order of the lines. It
+// ignores the environment. The error is misuse.
 func checkConfigFile(path string) error {
 	var agent agentSettings
 	flags := pflag.NewFlagSet("check", pflag.ContinueOnError)
 	agent.add(flags)
 	new(clientSettings).add(flags)
 
-	faults := []error{settings.Check(path, flags)}
-	if err := agent.validate(); err != nil {
-		faults = append(faults, fmt.Errorf("%s: %w", path, err))
+	lines, err := settings.Check(path, flags)
+	faults := flattenErrors(err)
+	for _, fault := range flattenErrors(agent.validate()) {
+		text := fault.Error()
+		key, _, _ := strings.Cut(text, ":")
+		position := path
+		if line, ok := lines[key]; ok {
+			position = line
+		}
+		if m := wantOneOf.FindStringSubmatch(text); m != nil {
+			text += suggest.Near(m[1], strings.Split(strings.Trim(m[2], `"`), `" "`))
+		}
+		faults = append(faults, fmt.Errorf("%s: %s", position, text))
 	}
-	return errors.Join(faults...)
+	slices.SortStableFunc(faults, func(a, b error) int {
+		return cmp.Compare(lineOf(path, a), lineOf(path, b))
+	})
+	return misuse.Wrap(errors.Join(faults...))
+}
+
+// wantOneOf matches the fault of a setting that has one of a few values.
+var wantOneOf = regexp.MustCompile(`^[a-z0-9-]+: "(.*)", want one of \[(.*)\]$`)
+
+// flattenErrors returns the errors that are joined in err.
+func flattenErrors(err error) (all []error) {
+	if err == nil {
+		return nil
+	}
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return []error{err}
+	}
+	for _, e := range joined.Unwrap() {
+		all = append(all, flattenErrors(e)...)
+	}
+	return all
+}
+
+// lineOf is the number of the line of the file at path that a fault is about; above all others of
+// one that is about no line.
+func lineOf(path string, fault error) int {
+	rest, _ := strings.CutPrefix(fault.Error(), path+":")
+	number, _, _ := strings.Cut(rest, ":")
+	if line, err := strconv.Atoi(number); err == nil {
+		return line
+	}
+	return math.MaxInt
 }
 
 func newConfigPrintCommand() *cobra.Command {

@@ -228,6 +228,16 @@ func TestConfigCheck(t *testing.T) {
 		{"list", "- 1\n", []string{"f.yaml:1: want lines of `setting: value`"}},
 		{"two documents", "lanes: 1\n---\nlanes: 2\n", []string{"f.yaml: more than one document"}},
 		{"no yaml", "lanes: 1\na: b: c\n", []string{"f.yaml: line 2"}},
+		{"all in order", "qos_target_ms: 5\nlanes: x\nexecutor: onxn\nmodel_dir: m\nhttp: here\n" +
+			"log-level: inf\n", []string{
+			`f.yaml:1: unknown setting "qos_target_ms"; it is a key of a model's model.yaml` + "\n" +
+				`f.yaml:2: lanes: got "x", want a whole number` + "\n" +
+				`f.yaml:3: executor: "onxn", want one of ["onnx" "emulated"]; ` +
+				`did you mean "onnx"?` + "\n" +
+				`f.yaml:4: unknown setting "model_dir"; did you mean "model-dir"?` + "\n" +
+				`f.yaml:5: http: address "here", want host:port` + "\n" +
+				`f.yaml:6: log-level: "inf"`,
+		}},
 		{"same address", "http: 127.0.0.1:1\ngrpc: 127.0.0.1:1\n", []string{
 			`grpc: address "127.0.0.1:1" is that of http too`,
 		}},
@@ -403,7 +413,7 @@ func TestExitStatus(t *testing.T) {
 	for args, want := range map[string]int{
 		"infer": 2, "bench --rate 1 --find-throughput": 2, "agent --lanes x": 2,
 		"agent --config bad.yaml": 2, "config print --config bad.yaml": 2,
-		"config check bad.yaml": 1, "models list --dir nowhere": 1,
+		"config check bad.yaml": 2, "models list --dir nowhere": 1,
 	} {
 		_, _, err := execute(t, strings.Fields(args)...)
 		if err == nil || exitStatus(err) != want {

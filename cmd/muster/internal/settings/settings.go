@@ -16,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/api/document"
 	"github.com/muster-serve/muster/cmd/muster/internal/suggest"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
+	"github.com/muster-serve/muster/models"
 )
 
 const (
@@ -113,16 +114,18 @@ func Resolve(cmd *cobra.Command, known *pflag.FlagSet) (origins map[string]strin
 }
 
 // Check sets flags to the settings in the file at path, and reports all faults, each with its line.
-// It ignores the environment.
-func Check(path string, flags *pflag.FlagSet) error {
+// It ignores the environment. lines says where the file has each setting: "muster.yaml:3".
+func Check(path string, flags *pflag.FlagSet) (lines map[string]string, err error) {
 	entries, err := readFile(path, flags)
 	faults := []error{err}
+	lines = map[string]string{}
 	for _, e := range entries {
+		lines[e.key] = e.position
 		if err := set(flags.Lookup(e.key), e.values); err != nil {
 			faults = append(faults, fmt.Errorf("%s: %s: %w", e.position, e.key, err))
 		}
 	}
-	return errors.Join(faults...)
+	return lines, errors.Join(faults...)
 }
 
 // findFile returns the path of the config file: --config, else MUSTER_CONFIG, else
@@ -174,7 +177,13 @@ func readFile(path string, known *pflag.FlagSet) ([]entry, error) {
 		values, ok := scalarValues(e.Value)
 		switch f := known.Lookup(key); {
 		case f == nil:
-			faults.Fault(e.Key, "unknown setting %q%s", key, suggest.Near(key, flagNames(known)))
+			near := suggest.Near(key, flagNames(known))
+			if slices.ContainsFunc(models.ConfigKeys(), func(k document.Key) bool {
+				return k.Name == key
+			}) {
+				near = "; it is a key of a model's model.yaml"
+			}
+			faults.Fault(e.Key, "unknown setting %q%s", key, near)
 		case e.First != 0:
 			faults.Fault(e.Key, "%s is already set, at line %d", key, e.First)
 		case !ok:
