@@ -44,6 +44,7 @@ type benchOptions struct {
 	findThroughput bool
 	failBelow      float64 // percent of queries within QoS; 0: never fail for them
 	verify         string  // a model repository, or empty
+	wait           waitSetting
 }
 
 func newBenchCommand() *cobra.Command {
@@ -135,6 +136,7 @@ ends with status 130.`,
 		"search for the allowable throughput")
 	flags.Float64Var(&o.failBelow, "fail-below", 0,
 		"end with status 1 if less than this percentage of a model's queries is within QoS")
+	o.wait.add(flags, "the models are ready")
 	cmd.MarkFlagsMutuallyExclusive("fail-below", "find-throughput")
 	flags.StringVar(&o.verify, "verify", "",
 		"model repository; compare the agents' answers with those of its models")
@@ -220,6 +222,10 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 		return err
 	}
 	defer c.Close()
+	err = o.wait.awaitReady(cmd.Context(), cmd.ErrOrStderr(), c, "", l.Names()...)
+	if err != nil {
+		return err
+	}
 	err = l.Prepare(cmd.Context(), c, func(model, note string) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "%s: %s\n", model, terminal.Plain(note))
 	})

@@ -22,6 +22,7 @@ const fleetTimeout = 10 * time.Second
 
 func newStatusCommand() *cobra.Command {
 	var settings clientSettings
+	var wait waitSetting
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -31,7 +32,8 @@ type, lanes, and time until its lanes are free. The leader alone knows the rates
 the share of queries within QoS, and each agent's factor (its latencies relative
 to the profile of its type), so these are missing while there is no leader.`,
 		Example: `  muster status
-  muster status --server 10.0.0.7:8001 --json`,
+  muster status --server 10.0.0.7:8001 --json
+  muster status --wait 30s`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := settings.open(cmd.ErrOrStderr())
@@ -39,6 +41,9 @@ to the profile of its type), so these are missing while there is no leader.`,
 				return err
 			}
 			defer c.Close()
+			if err := wait.awaitReady(cmd.Context(), cmd.ErrOrStderr(), c, ""); err != nil {
+				return err
+			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), fleetTimeout)
 			defer cancel()
 			status, err := c.Status(ctx)
@@ -60,6 +65,7 @@ to the profile of its type), so these are missing while there is no leader.`,
 		},
 	}
 	settings.add(cmd.Flags())
+	wait.add(cmd.Flags(), "the server is ready")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print as JSON")
 	return cmd
 }

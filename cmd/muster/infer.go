@@ -25,6 +25,7 @@ import (
 func newInferCommand() *cobra.Command {
 	var settings clientSettings
 	var traces traceSettings
+	var wait waitSetting
 	var version, input string
 	var batchSize int
 	var seed uint64
@@ -44,6 +45,7 @@ or as FILE.npz, written by NumPy, with an array for each input.`,
 		Example: `  muster infer ncf
   muster infer wnd --batch-size 256 --seed 3
   muster infer ncf --input query.json --json
+  muster infer ncf --wait 30s
   muster infer yolo --shape images:1x3x320x320
   echo '{"inputs": [...]}' | muster infer ncf --input -`,
 		Args:              cobra.ExactArgs(1),
@@ -60,6 +62,10 @@ or as FILE.npz, written by NumPy, with an array for each input.`,
 				return err
 			}
 			defer c.Close()
+			err = wait.awaitReady(cmd.Context(), cmd.ErrOrStderr(), c, version, args[0])
+			if err != nil {
+				return err
+			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
 
@@ -99,6 +105,7 @@ or as FILE.npz, written by NumPy, with an array for each input.`,
 	}
 	settings.add(cmd.Flags())
 	traces.add(cmd.Flags())
+	wait.add(cmd.Flags(), "the model is ready")
 	flags := cmd.Flags()
 	flags.StringVar(&version, "model-version", "", "version of the model (default the newest)")
 	flags.StringVar(&input, "input", "",

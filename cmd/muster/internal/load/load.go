@@ -192,6 +192,15 @@ func (l *Load) readTrace() error {
 	return nil
 }
 
+// Names are the models and families to query.
+func (l *Load) Names() []string {
+	var all []string
+	for _, o := range l.loads {
+		all = append(all, o.Model)
+	}
+	return all
+}
+
 // Prepare asks the server for the models' inputs and limits, and sets l.Models. A batch size that a
 // model does not accept is an error for a trace; a distribution is cut off at the largest one. note
 // is called with what a user should know of a model.

@@ -18,10 +18,12 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/storecmd"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
@@ -56,6 +58,14 @@ type place struct {
 	address string
 	signing storecmd.SigningOptions
 	above   uint64
+	// wait is how long a promotion waits for its version to be loaded, by an agent.
+	wait time.Duration
+}
+
+// An agentKeeper is the releases of a fleet, which an agent is asked for.
+type agentKeeper struct {
+	control.ControlClient
+	index inference.GRPCInferenceServiceClient
 }
 
 // open opens the store.
@@ -83,7 +93,11 @@ func runCall(dial Dial, cmd *cobra.Command, in *place, do func(ctx context.Conte
 		if err != nil {
 			return err
 		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
+		if in.wait < 0 || in.wait > 0 && in.address != "" {
+			return misuse.Errorf("wait: %v, want 0 or more, and no --store, which loads no versions",
+				in.wait)
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), timeout+in.wait)
 		defer cancel()
 		var k keeper
 		if in.address != "" {
@@ -101,7 +115,8 @@ func runCall(dial Dial, cmd *cobra.Command, in *place, do func(ctx context.Conte
 				return err
 			}
 			defer conn.Close()
-			k = control.NewControlClient(conn)
+			k = agentKeeper{control.NewControlClient(conn),
+				inference.NewGRPCInferenceServiceClient(conn)}
 		}
 		resp, err := do(ctx, k, args)
 		if _, answered := status.FromError(err); err != nil && answered {
@@ -141,6 +156,7 @@ follows a store also writes its own releases there.
 
 It needs the right "fleet" where clients have names.`,
 		Example: `  muster models promote ncf 3
+  muster models promote ncf 3 --wait 1m
   muster models promote ncf 4 --share 5%
   muster models promote ncf 4 --share 5% --promote-after 10m
   muster models promote ncf 4 --share 5% --max-difference 0.05
@@ -163,6 +179,8 @@ It needs the right "fleet" where clients have names.`,
 	flags.Uint64Var(&in.above, "above", 0,
 		"with --store: give the release a number above this one, if fleets know a release that the "+
 			"store has lost")
+	flags.DurationVar(&in.wait, "wait", 0,
+		"longest time to wait until an agent has loaded the version; 0: it must serve already")
 	return runCall(dial, cmd, in, func(ctx context.Context, k keeper, args []string) (
 		*control.ReleaseResponse, error) {
 		var err error
@@ -191,8 +209,57 @@ It needs the right "fleet" where clients have names.`,
 			req.Tolerance = control.OlderTolerance(req.MaxDifference)
 		}
 		req.Model, req.PromoteAfterNs = args[0], int64(after)
+		if agents, ok := k.(agentKeeper); ok {
+			return agents.promote(ctx, req, in.wait)
+		}
 		return k.SetRelease(ctx, req)
 	}, printReleases)
+}
+
+// loadInterval is the time between two attempts to promote a version that no agent serves yet.
+const loadInterval = 500 * time.Millisecond
+
+// promote makes the release. While no agent serves its version it tries again, for as long as wait.
+// The error then says what keeps the version from serving, as far as the agents know.
+func (k agentKeeper) promote(ctx context.Context, req *control.SetReleaseRequest,
+	wait time.Duration) (*control.ReleaseResponse, error) {
+	waiting, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	for {
+		resp, err := k.SetRelease(ctx, req)
+		if status.Code(err) != codes.NotFound {
+			return resp, err
+		}
+		select {
+		case <-time.After(loadInterval):
+			continue
+		case <-waiting.Done():
+		}
+		why := k.whyNotServed(ctx, req)
+		if why == "" {
+			return resp, err
+		}
+		if wait == 0 {
+			why += "; --wait 1m waits for it"
+		}
+		return nil, status.Errorf(codes.NotFound, "version %d of %s does not serve yet: %s",
+			req.GetVersion(), req.GetModel(), why)
+	}
+}
+
+// whyNotServed says what an agent knows of a version that no agent serves; "" if that is nothing.
+func (k agentKeeper) whyNotServed(ctx context.Context, req *control.SetReleaseRequest) string {
+	index, err := k.index.RepositoryIndex(ctx, &inference.RepositoryIndexRequest{})
+	if err != nil {
+		return ""
+	}
+	for _, m := range index.GetModels() {
+		if m.GetName() == req.GetModel() && m.GetVersion() == fmt.Sprint(req.GetVersion()) {
+			return terminal.PlainLines(strings.ToLower(m.GetState()) + ", " +
+				cmp.Or(m.GetReason(), "which the leader does not know yet"))
+		}
+	}
+	return ""
 }
 
 // storeFlags adds --store, --sign and --fleet-name to a command.
