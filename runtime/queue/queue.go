@@ -37,7 +37,7 @@ type Place struct {
 	// in none of the queue's sums.
 	Background bool
 
-	in       class         // none while the query does not wait
+	in       priority      // none while the query does not wait
 	index    int           // in the items of its class
 	key      time.Duration // orders the items of a class; sequence orders equal keys
 	sequence uint64        // order of arrival
@@ -67,12 +67,12 @@ func (p *Place) place() *Place { return p }
 // PlaceOf returns the place of a query.
 func PlaceOf[T Item](item T) *Place { return item.place() }
 
-// A class of waiting queries. All queries of a class run before those of the next one.
-type class uint8
+// A priority of waiting queries. All queries of a class run before those of the next one.
+type priority uint8
 
 const (
-	none   class = iota
-	waited       // for long enough: background queries, and late ones that Hasten has moved
+	none   priority = iota
+	waited          // for long enough: background queries, and late ones that Hasten has moved
 	inTime
 	late
 	background
@@ -133,7 +133,7 @@ func (q *Queue[T]) PushAgain(item T, now time.Duration) {
 }
 
 // addToClass adds item to the items of a class.
-func (q *Queue[T]) addToClass(to class, item T) {
+func (q *Queue[T]) addToClass(to priority, item T) {
 	p := item.place()
 	p.in, p.key = to, 0
 	if to == inTime {

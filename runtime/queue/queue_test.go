@@ -20,8 +20,8 @@ type query struct {
 	hastened bool
 }
 
-// class is where a query that waits stands.
-func (w *query) class(now time.Duration) int {
+// priority is where a query that waits stands.
+func (w *query) priority(now time.Duration) int {
 	switch {
 	case w.hastened, w.Background && w.pushed+queue.BackgroundWait < now:
 		return -1
@@ -45,7 +45,7 @@ func order(t *rapid.T) {
 			return nil
 		}
 		return slices.MinFunc(waiting, func(a, b *query) int { // the first of equals
-			if c := cmp.Compare(a.class(now), b.class(now)); c != 0 || a.class(now) != 0 {
+			if c := cmp.Compare(a.priority(now), b.priority(now)); c != 0 || a.priority(now) != 0 {
 				return c
 			}
 			return cmp.Compare(a.LatestStart+a.Estimate, b.LatestStart+b.Estimate)
@@ -121,7 +121,7 @@ func order(t *rapid.T) {
 			}
 		case 5:
 			if w := next(); w != nil {
-				want := w.class(now) == 1 && w.pushed+queue.BackgroundWait < now
+				want := w.priority(now) == 1 && w.pushed+queue.BackgroundWait < now
 				if q.First(nil, now, 1); q.Hasten(w, now) != want {
 					t.Fatalf("query %d goes first: %v, want %v", w.name, !want, want)
 				}
@@ -299,7 +299,8 @@ func TestFirst(t *testing.T) {
 			}
 		}
 		next, ok := q.Pop(now)
-		if ok && len(first) < most && (len(first) == 0 || next.class(now) == first[0].class(now)) {
+		if ok && len(first) < most && (len(first) == 0 ||
+			next.priority(now) == first[0].priority(now)) {
 			t.Fatalf("First leaves out a query of the class of the first; %d waited", before)
 		}
 	}

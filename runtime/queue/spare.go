@@ -50,7 +50,7 @@ func (q *Queue[T]) Before(due, now time.Duration) (work time.Duration) {
 // number of queries that wait.
 func (q *Queue[T]) Late(now time.Duration) (first, last T, work time.Duration, ok bool) {
 	q.moveAged(now)
-	for _, c := range []class{late, inTime} { // of those in time, the ones that have become late
+	for _, c := range []priority{late, inTime} { // of those in time, the ones that have become late
 		for _, item := range q.of[c] {
 			p := item.place()
 			if c == inTime && p.LatestStart >= now {
