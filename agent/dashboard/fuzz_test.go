@@ -41,7 +41,8 @@ func FuzzDeliver(f *testing.F) {
 			return
 		}
 		p := <-watcher.out
-		for _, c := range []class{{all: true, events: true}, {}, {models: "1"}, {models: "0"}} {
+		for _, c := range []viewerClass{{all: true, events: true}, {}, {models: "1"},
+			{models: "0"}} {
 			b := p.frameFor(c)
 			if p.fleet != nil {
 				b = appendFrame(b, "fleet", 0, fleetOf(p.fleet, c))

@@ -111,7 +111,7 @@ type packet struct {
 	events           []*control.Event
 
 	mu     sync.Mutex
-	frames map[class][]byte // by who may see what; see packet.frame
+	frames map[viewerClass][]byte // by who may see what; see packet.frame
 }
 
 // NewHub returns a hub that has heard nothing.

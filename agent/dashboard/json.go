@@ -10,8 +10,8 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// A class is what a viewer may see. Viewers of one class get the same bytes.
-type class struct {
+// A viewerClass is what a viewer may see. Viewers of one class get the same bytes.
+type viewerClass struct {
 	all bool // every model
 	// else, of the fleet's models in order: "1" for one that may be seen, "0" for another
 	models string
@@ -20,8 +20,8 @@ type class struct {
 
 // classOf returns the class of a viewer that sees the models for which sees is true; sees("") is
 // about every model.
-func classOf(f *control.Fleet, sees func(model string) bool, events bool) class {
-	c := class{all: sees(""), events: events}
+func classOf(f *control.Fleet, sees func(model string) bool, events bool) viewerClass {
+	c := viewerClass{all: sees(""), events: events}
 	if c.all {
 		return c
 	}
@@ -39,7 +39,7 @@ func classOf(f *control.Fleet, sees func(model string) bool, events bool) class 
 
 // visibleIndices returns, by index in f's models, the index among those that the class may see; -1
 // for one that it may not. It returns nil, which means as it is, if the class sees all.
-func (c class) visibleIndices(f *control.Fleet) []int {
+func (c viewerClass) visibleIndices(f *control.Fleet) []int {
 	if c.all {
 		return nil
 	}
@@ -157,7 +157,7 @@ type agentJSON struct {
 	Price    number `json:"price"`
 }
 
-func fleetOf(f *control.Fleet, c class) *fleetJSON {
+func fleetOf(f *control.Fleet, c viewerClass) *fleetJSON {
 	at := c.visibleIndices(f)
 	out := &fleetJSON{
 		Revision: f.GetRevision(), Epoch: f.GetLeadership().GetEpoch(), Leader: -1, Successor: -1,
@@ -274,7 +274,7 @@ type heatJSON struct {
 }
 
 // beatOf returns a beat of the fleet f, which [checkBeat] has accepted.
-func beatOf(b *control.Beat, f *control.Fleet, c class) *beatJSON {
+func beatOf(b *control.Beat, f *control.Fleet, c viewerClass) *beatJSON {
 	at := c.visibleIndices(f)
 	r := b.GetRow()
 	out := &beatJSON{
@@ -364,7 +364,7 @@ type modelHistoryJSON struct {
 }
 
 // historyOf returns rows as columns, with the models that the fleet has now.
-func historyOf(rows []row, step int, f *control.Fleet, c class) *historyJSON {
+func historyOf(rows []row, step int, f *control.Fleet, c viewerClass) *historyJSON {
 	at := c.visibleIndices(f)
 	column := func() numbers { return make(numbers, 0, len(rows)) }
 	out := &historyJSON{
@@ -430,7 +430,7 @@ func appendFrame(b []byte, kind string, id uint64, data any) []byte {
 }
 
 // appendHistory appends the rows as events, if there are any.
-func appendHistory(b []byte, seconds, minutes []row, f *control.Fleet, c class) []byte {
+func appendHistory(b []byte, seconds, minutes []row, f *control.Fleet, c viewerClass) []byte {
 	if len(seconds) > 0 {
 		b = appendFrame(b, "history", 0, historyOf(seconds, 1, f, c))
 	}
@@ -442,7 +442,7 @@ func appendHistory(b []byte, seconds, minutes []row, f *control.Fleet, c class) 
 
 // frameFor returns the packet as the events of a stream, without the fleet. It is made once for
 // each class.
-func (p *packet) frameFor(c class) []byte {
+func (p *packet) frameFor(c viewerClass) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if made, ok := p.frames[c]; ok {
@@ -456,7 +456,7 @@ func (p *packet) frameFor(c class) []byte {
 		b = appendFrame(b, "plan", 0, map[string]uint64{"number": p.plan.GetNumber()})
 	}
 	if p.frames == nil {
-		p.frames = map[class][]byte{}
+		p.frames = map[viewerClass][]byte{}
 	}
 	p.frames[c] = b
 	return b

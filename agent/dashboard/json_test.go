@@ -132,7 +132,7 @@ func BenchmarkBeat(b *testing.B) {
 			b.Fatal(err)
 		}
 		for _, watcher := range all {
-			frame := (<-watcher.out).frameFor(class{all: true, events: true})
+			frame := (<-watcher.out).frameFor(viewerClass{all: true, events: true})
 			size = len(frame)
 			_, _ = out.Write(frame)
 		}

@@ -58,7 +58,7 @@ func (d *Dashboard) serveStream(w http.ResponseWriter, req *http.Request) {
 	}
 	sees := d.visibilityOf(ctx)
 	var told *control.Fleet // what the viewer knows
-	var as class            // by which it was told
+	var as viewerClass      // by which it was told
 	// fleet appends the fleet if it is another than the viewer knows, or if what the viewer may see
 	// has changed.
 	fleet := func(b []byte, f *control.Fleet) []byte {
