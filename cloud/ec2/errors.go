@@ -14,21 +14,22 @@ import (
 	"github.com/muster-serve/muster/cloud"
 )
 
-// A class is what is done about an answer of EC2's.
-type class int
+// A errorClass is what is done about an answer of EC2's.
+type errorClass int
 
 const (
-	unclear   class = iota // whether it was done is open; the same call, or the next list, tells
-	short                  // there is none of it now
-	unoffered              // there never is one of it there
-	quota                  // the account may have no more
-	denied                 // a person has to act
-	throttled              // asked too often
-	mismatch               // the token was used with other parameters
+	// whether it was done is open; the same call, or the next list, tells
+	unclear   errorClass = iota
+	short                // there is none of it now
+	unoffered            // there never is one of it there
+	quota                // the account may have no more
+	denied               // a person has to act
+	throttled            // asked too often
+	mismatch             // the token was used with other parameters
 )
 
 // codes are the error codes of EC2, as its API reference lists them.
-var codes = map[string]class{
+var codes = map[string]errorClass{
 	"InsufficientInstanceCapacity":         short,
 	"InsufficientHostCapacity":             short,
 	"InsufficientCapacity":                 short,
@@ -102,7 +103,7 @@ var codes = map[string]class{
 }
 
 // classOf is the class of an error code; unclear if nobody knows it.
-func classOf(code string) class {
+func classOf(code string) errorClass {
 	if c, ok := codes[code]; ok {
 		return c
 	}

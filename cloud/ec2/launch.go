@@ -301,7 +301,7 @@ func (p *Provider) zoneOf(o *types.FleetLaunchTemplateOverrides) string {
 // mend comes first, then a quota, which is of the whole account.
 func (p *Provider) refusalError(kind rent.Kind, zones map[string]string, asked []string,
 	answers []types.CreateFleetError) error {
-	why := map[class][]string{}
+	why := map[errorClass][]string{}
 	for _, e := range answers {
 		code, zone := aws.ToString(e.ErrorCode), ""
 		if e.LaunchTemplateAndOverrides != nil && e.LaunchTemplateAndOverrides.Overrides != nil {
@@ -319,9 +319,9 @@ func (p *Provider) refusalError(kind rent.Kind, zones map[string]string, asked [
 			why[c] = append(why[c], text)
 		}
 	}
-	text := func(c class) string { return strings.Join(why[c], "; ") }
+	text := func(c errorClass) string { return strings.Join(why[c], "; ") }
 	for _, is := range []struct {
-		class class
+		class errorClass
 		err   error
 	}{{denied, cloud.ErrDenied}, {quota, cloud.ErrQuota}, {throttled, cloud.ErrThrottled}} {
 		if len(why[is.class]) > 0 {
@@ -331,7 +331,7 @@ func (p *Provider) refusalError(kind rent.Kind, zones map[string]string, asked [
 	// A code that nobody knows came without an instance as well: asking again later is all that
 	// can be done.
 	var rest []string
-	for _, c := range []class{short, unoffered, unclear, mismatch} {
+	for _, c := range []errorClass{short, unoffered, unclear, mismatch} {
 		rest = append(rest, why[c]...)
 	}
 	return &cloud.ErrShort{Kind: kind, Zones: asked, Why: strings.Join(rest, "; ")}
