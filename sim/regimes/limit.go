@@ -14,24 +14,24 @@ import (
 // qosShare is the share of queries that should be in time.
 const qosShare = 0.99
 
-// A class is lanes that are alike in the fluid program.
-type class struct {
+// A laneClass is lanes that are alike in the fluid program.
+type laneClass struct {
 	fluid.Type
 	lanes *Lanes
 }
 
 // laneClasses are the regime's lanes as they differ in fact.
-func (r *Regime) laneClasses() (all []class) {
+func (r *Regime) laneClasses() (all []laneClass) {
 	for i := range r.Lanes {
 		l := &r.Lanes[i]
 		name := names.LaneType(fmt.Sprintf("%s-%d", l.Type, i))
-		all = append(all, class{fluid.Type{Name: name, Count: l.Count}, l})
+		all = append(all, laneClass{fluid.Type{Name: name, Count: l.Count}, l})
 	}
 	return all
 }
 
 // knownClasses are the regime's lanes as leaders tell them apart: by type and by what they hold.
-func (r *Regime) knownClasses() (all []class) {
+func (r *Regime) knownClasses() (all []laneClass) {
 	several := map[names.LaneType]bool{}
 	for i := range r.Lanes {
 		l := &r.Lanes[i]
@@ -42,15 +42,16 @@ func (r *Regime) knownClasses() (all []class) {
 			}
 		}
 		slices.Sort(t.Models)
-		at := slices.IndexFunc(all, func(c class) bool {
+		at := slices.IndexFunc(all, func(c laneClass) bool {
 			return c.Name == t.Name && slices.Equal(c.Models, t.Models)
 		})
 		if at >= 0 {
 			all[at].Count += t.Count
 			continue
 		}
-		several[t.Name] = slices.ContainsFunc(all, func(c class) bool { return c.Name == t.Name })
-		all = append(all, class{t, l})
+		several[t.Name] = slices.ContainsFunc(all,
+			func(c laneClass) bool { return c.Name == t.Name })
+		all = append(all, laneClass{t, l})
 	}
 	for i := range all {
 		if !several[all[i].Name] {
@@ -62,7 +63,7 @@ func (r *Regime) knownClasses() (all []class) {
 
 // solve solves the fluid program of classes of lanes and models. latency is what a model takes on
 // lanes. Infeasible models are left out.
-func (r *Regime) solve(classes []class, models []Model, splits bool,
+func (r *Regime) solve(classes []laneClass, models []Model, splits bool,
 	latency func(m *Model, l *Lanes) match.Latencies) (*fluid.Solution, error) {
 	p := fluid.Program{Unserved: 1 - qosShare}
 	for i := range classes {
