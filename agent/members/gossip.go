@@ -65,7 +65,8 @@ func (ms *Members) tellLoad(ctx context.Context) {
 	var last []byte
 	for {
 		waiting, remaining := ms.self.Load()
-		l := load{revision: ms.Own().Revision, waiting: uint64(waiting), remaining: remaining}
+		l := gossipedLoad{revision: ms.Own().Revision, waiting: uint64(waiting),
+			remaining: remaining}
 		if said := l.encode(); !bytes.Equal(said, last) {
 			last = said
 			ms.loads.SetLoads([]*control.LaneLoad{ms.heardOwnLoad(l).Now(time.Now())})

@@ -173,7 +173,7 @@ func sampleLoads(n int) [][]byte {
 	rng := rand.New(rand.NewPCG(1, 2))
 	said := make([][]byte, n)
 	for i := range said {
-		said[i] = load{
+		said[i] = gossipedLoad{
 			revision: 1, waiting: uint64(rng.IntN(4)), remaining: []time.Duration{
 				time.Duration(rng.Int64N(2e7)), time.Duration(rng.Int64N(2e7)),
 			},

@@ -495,14 +495,14 @@ func (ms *Members) touchMembers() {
 }
 
 // heardOwnLoad stores this agent's own load, and returns it.
-func (ms *Members) heardOwnLoad(l load) control.HeardLoad {
+func (ms *Members) heardOwnLoad(l gossipedLoad) control.HeardLoad {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	ms.ownLoad = control.HeardLoad{LaneLoad: laneLoad(ms.own.AgentName(), l), At: time.Now()}
 	return ms.ownLoad
 }
 
-func laneLoad(agent names.AgentName, l load) *control.LaneLoad {
+func laneLoad(agent names.AgentName, l gossipedLoad) *control.LaneLoad {
 	m := &control.LaneLoad{Agent: string(agent), Waiting: uint32(l.waiting)}
 	for _, d := range l.remaining {
 		m.RemainingNs = append(m.RemainingNs, int64(d))

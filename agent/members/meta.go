@@ -107,8 +107,8 @@ func CheckAddress(address string) error {
 	return nil
 }
 
-// A load is an agent's load as gossip carries it.
-type load struct {
+// A gossipedLoad is an agent's load as gossip carries it.
+type gossipedLoad struct {
 	revision uint64 // of the agent's description, in case the newest Meta was lost
 	waiting  uint64
 	// the remaining time of each lane; encoded in microseconds, at most an hour
@@ -119,7 +119,7 @@ type load struct {
 // fit into gossip's limit.
 const largestLanes = 64
 
-func (l load) encode() []byte {
+func (l gossipedLoad) encode() []byte {
 	remaining := l.remaining[:min(len(l.remaining), largestLanes)]
 	b := binary.AppendUvarint(binary.AppendUvarint(nil, l.revision), l.waiting)
 	b = binary.AppendUvarint(b, uint64(len(remaining)))
@@ -129,12 +129,12 @@ func (l load) encode() []byte {
 	return b
 }
 
-func decodeLoad(b []byte) (l load, err error) {
+func decodeLoad(b []byte) (l gossipedLoad, err error) {
 	r := reader{b: b}
 	l.revision, l.waiting = r.readUvarint(), r.readUvarint()
 	n := r.readUvarint()
 	if r.failed || n > largestLanes || l.waiting > 1<<31 {
-		return load{}, errMeta
+		return gossipedLoad{}, errMeta
 	}
 	for range n {
 		us := r.readUvarint()
@@ -142,7 +142,7 @@ func decodeLoad(b []byte) (l load, err error) {
 			time.Duration(min(us, uint64(time.Hour/time.Microsecond)))*time.Microsecond)
 	}
 	if r.failed {
-		return load{}, errMeta
+		return gossipedLoad{}, errMeta
 	}
 	return l, nil
 }

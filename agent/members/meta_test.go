@@ -16,7 +16,8 @@ func FuzzMeta(f *testing.F) {
 		Draining: true, Revision: 1 << 40,
 	}
 	f.Add(full.Encode())
-	f.Add(load{revision: 3, waiting: 7, remaining: []time.Duration{0, time.Second}}.encode())
+	f.Add(gossipedLoad{revision: 3, waiting: 7, remaining: []time.Duration{0,
+		time.Second}}.encode())
 	f.Add([]byte{2})
 	f.Add([]byte{1, 255, 255, 255, 255, 15, 'x'})
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -100,7 +101,7 @@ func TestMetaFits(t *testing.T) {
 	}.Encode()); n > gossip.MaxMeta {
 		t.Errorf("meta of %d bytes, want at most %d", n, gossip.MaxMeta)
 	}
-	if n := len(load{
+	if n := len(gossipedLoad{
 		revision: 1 << 63, waiting: 1 << 30, remaining: make([]time.Duration, 1000),
 	}.encode()); n > gossip.MaxLoad {
 		t.Errorf("load of %d bytes, want at most %d", n, gossip.MaxLoad)
