@@ -147,7 +147,7 @@ type Repository[M io.Closer] struct {
 	closed bool
 	models map[string]*modelFolder[M]
 	// loading is the load for which others wait; nil if none is in progress, or only slow ones.
-	loading *load[M]
+	loading *versionLoad[M]
 	// retired holds a function for each load that no longer serves. The function closes it after
 	// its last query; update starts it.
 	retired []func()
@@ -180,13 +180,13 @@ type modelFolder[M io.Closer] struct {
 	unloaded   bool
 	unloadedAs map[int64]fingerprint
 	// loading is the load in progress, nil if there is none.
-	loading *load[M]
+	loading *versionLoad[M]
 	// waiting holds the calls of Load that wait until nothing more is to be loaded.
 	waiting []*request
 }
 
-// A load is a load of a version in progress.
-type load[M io.Closer] struct {
+// A versionLoad is a load of a version in progress.
+type versionLoad[M io.Closer] struct {
 	*version[M]
 	model  *modelFolder[M]
 	files  fingerprint // of the files that it loads
@@ -904,7 +904,7 @@ func (r *Repository[M]) Readmit() {
 // start starts the load of a version, on a goroutine of its own. r.mu is held.
 func (r *Repository[M]) start(ctx context.Context, m *modelFolder[M], v *version[M]) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	l := &load[M]{version: v, model: m, files: v.found, cancel: cancel}
+	l := &versionLoad[M]{version: v, model: m, files: v.found, cancel: cancel}
 	v.loading, m.loading, r.loading = true, l, l
 	r.update()
 	r.loads.Go(func() {
@@ -926,7 +926,7 @@ func (r *Repository[M]) start(ctx context.Context, m *modelFolder[M], v *version
 
 // letOtherLoadsPass lets other loads go ahead without waiting for l, if that is not nil, and wakes
 // Run. r.mu is held.
-func (r *Repository[M]) letOtherLoadsPass(l *load[M]) {
+func (r *Repository[M]) letOtherLoadsPass(l *versionLoad[M]) {
 	if l != nil && r.loading == l {
 		r.loading = nil
 	}
@@ -995,7 +995,7 @@ func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Lo
 
 // finishLoad notes the result of a load: the version serves from now on, or has failed with err, or
 // is closed if ctx has ended.
-func (r *Repository[M]) finishLoad(ctx context.Context, l *load[M], loaded *LoadedVersion[M],
+func (r *Repository[M]) finishLoad(ctx context.Context, l *versionLoad[M], loaded *LoadedVersion[M],
 	err error, took time.Duration) {
 	m, v := l.model, l.version
 	r.mu.Lock()
