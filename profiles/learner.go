@@ -91,8 +91,8 @@ type agent struct {
 	factor   float64
 	variance float64 // of factor
 	queries  float64 // number of queries; older ones have less weight
-	rise     run
-	fall     run
+	rise     cusum
+	fall     cusum
 	seen     time.Time
 	sizes    [sizeClasses]sizeFactor
 	// pending are outliers that are not in the tail yet: if they turn out to be the first queries
@@ -114,8 +114,8 @@ type outlier struct {
 	cut            bool
 }
 
-// A run is a cumulative sum (CUSUM) since it was last zero.
-type run struct {
+// A cusum is a cumulative sum (CUSUM) since it was last zero.
+type cusum struct {
 	sum     float64
 	queries float64
 	ratio   float64 // sum of log(latency / predicted)
@@ -505,16 +505,16 @@ func (l *Learner) watch(a *agent, logRatio, spread float64) bool {
 		}
 	}
 	a.queries = changed.queries
-	a.rise, a.fall = run{}, run{}
+	a.rise, a.fall = cusum{}, cusum{}
 	l.changes++
 	l.refitModel()
 	return true
 }
 
-func (r *run) add(step, logRatio float64) {
+func (r *cusum) add(step, logRatio float64) {
 	r.sum += step
 	if r.sum <= 0 {
-		*r = run{}
+		*r = cusum{}
 		return
 	}
 	r.queries++

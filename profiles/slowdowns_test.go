@@ -33,9 +33,9 @@ func TestBesideOthers(t *testing.T) {
 			t.Errorf("%s takes %v, want %v", key, got, want)
 		}
 	}
-	observe := func(key profiles.Key, run time.Duration) {
+	observe := func(key profiles.Key, cusum time.Duration) {
 		for range 300 {
-			if err := b.Observe(key, 10, run, "a", now); err != nil {
+			if err := b.Observe(key, 10, cusum, "a", now); err != nil {
 				t.Fatal(err)
 			}
 		}
