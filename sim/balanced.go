@@ -20,7 +20,7 @@ const balancing = 12 * time.Second
 // it. Queries are assigned to gateways in turn, and a query goes to its lane at once. Lanes answer
 // Prequal's probes, and report their load to ORCA's clients with each answer to a query.
 type balancedPolicy struct {
-	*run
+	*simulation
 	servers []balancedServer
 	each    []balancedGateway // by model and gateway
 	asked   uint64            // probes
@@ -41,8 +41,8 @@ type balancedGateway struct {
 	weighted *balancers.Weighted
 }
 
-func newBalanced(r *run) *balancedPolicy {
-	b := &balancedPolicy{run: r, servers: make([]balancedServer, len(r.lanes))}
+func newBalanced(r *simulation) *balancedPolicy {
+	b := &balancedPolicy{simulation: r, servers: make([]balancedServer, len(r.lanes))}
 	for m := range r.models {
 		var g balancedGateway
 		for id := range r.lanes {

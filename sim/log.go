@@ -23,7 +23,7 @@ func newQueryLog(w io.Writer) (*queryLog, error) {
 	})
 }
 
-func (l *queryLog) write(r *run, seq uint64, q *query, o Outcome, onTime bool,
+func (l *queryLog) write(r *simulation, seq uint64, q *query, o Outcome, onTime bool,
 	by fleet.Answer) error {
 	ms := func(d time.Duration) string { return strconv.FormatFloat(float64(d)/1e6, 'f', 6, 64) }
 	l.row = append(l.row[:0],

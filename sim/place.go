@@ -12,7 +12,7 @@ import (
 )
 
 // newPlanner returns what decides the placement of a run, nil if it does not change.
-func newPlanner(r *run) (*placement.Planner, error) {
+func newPlanner(r *simulation) (*placement.Planner, error) {
 	if r.cfg.Placement == nil {
 		return nil, nil
 	}
@@ -58,7 +58,7 @@ func newPlanner(r *run) (*placement.Planner, error) {
 }
 
 // wakePlanner lets the planner decide. It sleeps once nothing happens any more.
-func (r *run) wakePlanner() {
+func (r *simulation) wakePlanner() {
 	r.now = r.fleet.Now()
 	r.countDay()
 	next, err := r.placed.Wake(r.now)
@@ -71,14 +71,14 @@ func (r *run) wakePlanner() {
 
 // notePlannerAction tells the planner of an action of the leader. The leader begins before there is
 // a planner.
-func (r *run) notePlannerAction(a *leader.Action) {
+func (r *simulation) notePlannerAction(a *leader.Action) {
 	if r.placed != nil {
 		r.placed.Acts(r.fleet.Now(), a)
 	}
 }
 
 // tellEnd tells the planner of a query's outcome.
-func (r *run) tellEnd(q *query, o Outcome, by fleet.Answer) {
+func (r *simulation) tellEnd(q *query, o Outcome, by fleet.Answer) {
 	variant := -1
 	if o == Served {
 		variant = by.Model
@@ -99,7 +99,7 @@ func (r *run) tellEnd(q *query, o Outcome, by fleet.Answer) {
 // A placedFleet implements [placement.Fleet].
 type placedFleet struct {
 	*fleet.Fleet
-	run *run
+	run *simulation
 }
 
 // Busy implements [placement.Fleet].
@@ -124,8 +124,9 @@ func (c *Config) validatePlacement() (errs []error) {
 	}
 	without := []string{Priced, Prequal, ORCA, Oracle}
 	if slices.Contains(without, c.Policy) {
-		errs = append(errs, fmt.Errorf("placements are not decided by policies without a leader: %v",
-			without))
+		errs = append(errs,
+			fmt.Errorf("placements are not decided by policies without a leader: %v",
+				without))
 	}
 	return errs
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // beginRenting begins what rents machines in a run, if anything does.
-func (r *run) beginRenting() {
+func (r *simulation) beginRenting() {
 	if r.cfg.Renting == nil {
 		return
 	}
@@ -56,7 +56,7 @@ func (m *Model) RentingFamily() renting.Family {
 }
 
 // wakeRental lets the leader rent. It sleeps once nothing happens any more.
-func (r *run) wakeRental() {
+func (r *simulation) wakeRental() {
 	r.now = r.fleet.Now()
 	next, err := r.rental.Wake(r.now)
 	if err != nil {
@@ -74,7 +74,7 @@ type dayArrivals struct {
 }
 
 // countDay tells the planner how many queries of each family have arrived in the day so far.
-func (r *run) countDay() {
+func (r *simulation) countDay() {
 	if r.rental == nil {
 		return
 	}
@@ -90,7 +90,7 @@ func (r *run) countDay() {
 }
 
 // priorOf is what leaders that learn know of a variant on a type at first.
-func (r *run) priorOf(variant int, laneType names.LaneType) *profiles.Table {
+func (r *simulation) priorOf(variant int, laneType names.LaneType) *profiles.Table {
 	t := slices.Index(r.types, string(laneType))
 	if t < 0 || r.known[t].known[variant] == nil {
 		return nil
@@ -108,7 +108,7 @@ func (r *run) priorOf(variant int, laneType names.LaneType) *profiles.Table {
 // A rentedFleet implements [renting.Fleet].
 type rentedFleet struct {
 	*fleet.Fleet
-	run *run
+	run *simulation
 }
 
 // Start implements [renting.Fleet]: an agent holds what the planner asks it for, and all that its

@@ -150,7 +150,7 @@ func (r Result) MarshalJSON() ([]byte, error) {
 	}{plain(r), r.Duration.Seconds(), float64(r.DecisionCost) / 1e3})
 }
 
-func (r *run) makeResult() *Result {
+func (r *simulation) makeResult() *Result {
 	steps, cost := r.fleet.Steps()
 	res := &Result{
 		Seed:         r.cfg.Seed,

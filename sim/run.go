@@ -47,8 +47,8 @@ func (l *lane) holdsModel(model string) bool {
 	return l.only == nil || slices.Contains(l.only, model)
 }
 
-// A run is the state of one simulation.
-type run struct {
+// A simulation is the state of one simulation.
+type simulation struct {
 	cfg   *Config
 	limit *fluid.Solution // if no query were split
 	// splitLimit is the solution with queries split as the models allow; the policy has its prices.
@@ -129,11 +129,11 @@ func Run(ctx context.Context, cfg *Config) (*Result, error) {
 	return r.makeResult(), r.err
 }
 
-func newRun(cfg *Config) (*run, error) {
+func newRun(cfg *Config) (*simulation, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	r := &run{
+	r := &simulation{
 		cfg:    cfg,
 		ring:   make([]query, 64),
 		ranks:  rand.New(rand.NewPCG(cfg.Seed, 11)),
@@ -230,7 +230,7 @@ func newRun(cfg *Config) (*run, error) {
 }
 
 // modelOf is the index of the model or family of which a variant is.
-func (r *run) modelOf(variant int) int {
+func (r *simulation) modelOf(variant int) int {
 	i := len(r.models) - 1
 	for r.models[i].first > variant {
 		i--
@@ -238,7 +238,7 @@ func (r *run) modelOf(variant int) int {
 	return i
 }
 
-func (r *run) matchModels() []match.Model {
+func (r *simulation) matchModels() []match.Model {
 	var models []match.Model
 	for i, v := range r.variants {
 		m := &r.models[r.modelOf(i)]
@@ -259,7 +259,7 @@ func (r *run) matchModels() []match.Model {
 	return models
 }
 
-func (r *run) simulateAll(ctx context.Context) error {
+func (r *simulation) simulateAll(ctx context.Context) error {
 	stream, err := r.cfg.queryStream()
 	if err != nil {
 		return err
@@ -316,13 +316,13 @@ func (r *run) simulateAll(ctx context.Context) error {
 const interruptible = 1 << 12
 
 // runUntil lets happen what happens up to a time.
-func (r *run) runUntil(ctx context.Context, t time.Duration) {
+func (r *simulation) runUntil(ctx context.Context, t time.Duration) {
 	if err := r.fleet.Until(ctx, t); err != nil {
 		r.fail(err)
 	}
 }
 
-func (r *run) addQuery(q *workload.Query) {
+func (r *simulation) addQuery(q *workload.Query) {
 	r.now = q.At
 	model := 0
 	if q.Model != r.models[0].Name {
@@ -370,16 +370,16 @@ func (r *run) addQuery(q *workload.Query) {
 func drawUniform(from *rand.Rand) float64 { return (float64(from.Uint64()>>12) + 0.5) / (1 << 52) }
 
 // drawFactor draws the factor of a service time.
-func (r *run) drawFactor(from *rand.Rand) float64 {
+func (r *simulation) drawFactor(from *rand.Rand) float64 {
 	if r.cfg.LatencyNoise == 0 {
 		return 1
 	}
 	return latency.NoiseFactor(r.cfg.LatencyNoise, from)
 }
 
-func (r *run) queryAt(seq uint64) *query { return &r.ring[seq&uint64(len(r.ring)-1)] }
+func (r *simulation) queryAt(seq uint64) *query { return &r.ring[seq&uint64(len(r.ring)-1)] }
 
-func (r *run) grow() {
+func (r *simulation) grow() {
 	ring := make([]query, 2*len(r.ring))
 	for seq := r.first; seq < r.next; seq++ {
 		ring[seq&uint64(len(ring)-1)] = *r.queryAt(seq)
@@ -389,7 +389,7 @@ func (r *run) grow() {
 
 // markLate counts queries as late as soon as they are, served or not, so that stopWhenLost ends a
 // run early.
-func (r *run) markLate() {
+func (r *simulation) markLate() {
 	if !r.stopWhenLost {
 		return
 	}
@@ -406,7 +406,7 @@ func (r *run) markLate() {
 	}
 }
 
-func (r *run) countLate(m *modelState) {
+func (r *simulation) countLate(m *modelState) {
 	m.counts.Late++
 	if r.stopWhenLost && m.counts.Late > m.allowed {
 		r.lost = true
@@ -414,14 +414,14 @@ func (r *run) countLate(m *modelState) {
 	}
 }
 
-func (r *run) fail(err error) {
+func (r *simulation) fail(err error) {
 	if r.err == nil {
 		r.err = err
 	}
 }
 
 // setWaiting sets whether a query waits for a lane.
-func (r *run) setWaiting(seq uint64, waits bool) {
+func (r *simulation) setWaiting(seq uint64, waits bool) {
 	q := r.queryAt(seq)
 	if q.waits == waits {
 		return
@@ -436,13 +436,13 @@ func (r *run) setWaiting(seq uint64, waits bool) {
 	}
 }
 
-func (r *run) accountQueue() {
+func (r *simulation) accountQueue() {
 	r.queueSum += float64(r.waiting) * float64(r.now-r.queueSince)
 	r.queueSince = r.now
 }
 
 // finishQuery gives a query its outcome. by counts if it is served.
-func (r *run) finishQuery(seq uint64, o Outcome, by fleet.Answer) {
+func (r *simulation) finishQuery(seq uint64, o Outcome, by fleet.Answer) {
 	q := r.queryAt(seq)
 	r.setWaiting(seq, false)
 	q.live = false
@@ -458,7 +458,7 @@ func (r *run) finishQuery(seq uint64, o Outcome, by fleet.Answer) {
 }
 
 // countOutcome counts a query's outcome.
-func (r *run) countOutcome(seq uint64, q *query, o Outcome, by fleet.Answer) {
+func (r *simulation) countOutcome(seq uint64, q *query, o Outcome, by fleet.Answer) {
 	m := &r.models[q.model]
 	latency := r.now - q.arrival
 	onTime := o == Served && latency <= m.QoSTarget

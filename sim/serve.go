@@ -18,7 +18,7 @@ var outcomes = [...]Outcome{
 }
 
 // describeFleet describes the fleet that serves the run's queries.
-func (r *run) describeFleet() {
+func (r *simulation) describeFleet() {
 	r.serves = fleet.Config{
 		Policy: r.cfg.Policy, Seed: r.cfg.Seed,
 		RTT: r.cfg.RTT, Jitter: r.cfg.Jitter, Deadline: r.cfg.Deadline,
@@ -72,7 +72,7 @@ func (r *run) describeFleet() {
 	}
 }
 
-func (r *run) describeLane(l *lane) fleet.Lane {
+func (r *simulation) describeLane(l *lane) fleet.Lane {
 	its := fleet.Lane{
 		Type: names.LaneType(r.types[l.instanceType]), Known: l.known, Predicted: l.predicted,
 		Kinds: r.cfg.mergeKinds(l.predicted), Seat: l.seat,
@@ -89,7 +89,7 @@ func (r *run) describeLane(l *lane) fleet.Lane {
 }
 
 // serviceTime is how long a lane runs a query.
-func (r *run) serviceTime(lane int, q *fleet.Query) time.Duration {
+func (r *simulation) serviceTime(lane int, q *fleet.Query) time.Duration {
 	service := r.lanes[lane].execution[q.Model].Quantile(q.Uniform, q.BatchSize)
 	if q.Noise != 1 {
 		service = time.Duration(float64(service) * q.Noise)
@@ -98,7 +98,7 @@ func (r *run) serviceTime(lane int, q *fleet.Query) time.Duration {
 }
 
 // drawLuck draws the random numbers of a part of a query.
-func (r *run) drawLuck(q *fleet.Query, part int) {
+func (r *simulation) drawLuck(q *fleet.Query, part int) {
 	const numbers = match.MostParts + 1 // of a query and its parts
 	luck := rand.New(rand.NewPCG(r.cfg.Seed, q.Sequence*numbers+uint64(part)))
 	q.Uniform, q.Noise = drawUniform(luck), r.drawFactor(luck)
