@@ -59,7 +59,7 @@ type metrics struct {
 	attempts       prometheus.Counter
 	refused        *prometheus.CounterVec
 	probes         prometheus.Counter
-	ended          tally
+	ended          answerCounts
 
 	mu       sync.Mutex
 	versions map[VersionKey]*versionMetrics
@@ -68,9 +68,9 @@ type metrics struct {
 	unserved, gone VersionAbsence
 }
 
-// A tally counts the queries that versions answered, and those that failed through no fault of the
-// client.
-type tally struct{ answered, failed atomic.Uint64 }
+// A answerCounts counts the queries that versions answered, and those that failed through no fault
+// of the client.
+type answerCounts struct{ answered, failed atomic.Uint64 }
 
 // Ended returns how many queries this agent's lanes have answered, and how many have failed there
 // through no fault of the client, since the start.
@@ -216,7 +216,7 @@ type versionMetrics struct {
 	lastInference atomic.Int64           // Unix time in ms; 0 before the first
 	nonFinite     *prometheus.CounterVec // of all versions
 	rating        atomic.Pointer[familyRating]
-	ended         *tally // of all versions
+	ended         *answerCounts // of all versions
 }
 
 // versionMetrics returns the metrics of a version with a QoS target: the same object in all calls,
