@@ -31,7 +31,7 @@ type laneClass struct {
 	typ    *instanceType
 	set    *modelSet
 	lanes  int
-	in     tally
+	in     shardCounts
 	ofType *componentType // of its type in its component; nil until one of its lanes is dealt
 	all    []*lane        // scratch of dealAnew
 }
@@ -45,7 +45,7 @@ type laneClass struct {
 type component struct {
 	shards []*shard
 	lanes  int
-	in     tally
+	in     shardCounts
 	types  map[*instanceType]*componentType
 	// scratch of regroupSets and dealAnew
 	root    int
@@ -55,21 +55,21 @@ type component struct {
 // A componentType is the lanes of one type in a component.
 type componentType struct {
 	lanes int
-	in    tally
+	in    shardCounts
 }
 
-// A tally is how many lanes of some kind are in each shard, by the shard's index. A shard beyond
-// its end has none.
-type tally []int32
+// A shardCounts is how many lanes of some kind are in each shard, by the shard's index. A shard
+// beyond its end has none.
+type shardCounts []int32
 
-func (t tally) lanesIn(s *shard) int {
+func (t shardCounts) lanesIn(s *shard) int {
 	if s.index < len(t) {
 		return int(t[s.index])
 	}
 	return 0
 }
 
-func (t *tally) add(s *shard, n int) {
+func (t *shardCounts) add(s *shard, n int) {
 	for len(*t) <= s.index {
 		*t = append(*t, 0)
 	}
@@ -291,7 +291,7 @@ func (m *Matcher) assignLanesToShards() {
 func (m *Matcher) leastLoadedShard(l *lane) (best *shard) {
 	c, p := l.class, l.class.set.component
 	m.visited += len(p.shards)
-	var ofType tally
+	var ofType shardCounts
 	if t := p.types[c.typ]; t != nil {
 		ofType = t.in
 	}
@@ -311,7 +311,7 @@ func (m *Matcher) leastLoadedShard(l *lane) (best *shard) {
 }
 
 // extremeShards returns the first of p's shards that has fewest and the first that has most.
-func (m *Matcher) extremeShards(p *component, of tally) (fewest, most *shard) {
+func (m *Matcher) extremeShards(p *component, of shardCounts) (fewest, most *shard) {
 	m.visited += len(p.shards)
 	fewest, most = p.shards[0], p.shards[0]
 	for _, s := range p.shards[1:] {
@@ -334,7 +334,7 @@ func (m *Matcher) balanceClass(c *laneClass) {
 	if p == nil || p.lanes == 0 || c.ofType == nil || len(p.shards) == 1 {
 		return
 	}
-	even := func(of *tally, may func(o *laneClass, from, to *shard) bool) {
+	even := func(of *shardCounts, may func(o *laneClass, from, to *shard) bool) {
 		for {
 			to, from := m.extremeShards(p, *of)
 			if of.lanesIn(from)-of.lanesIn(to) < 2 {
