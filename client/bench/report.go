@@ -214,7 +214,7 @@ func (m *recorder) modelReport(span, elapsed time.Duration) ModelReport {
 	}
 	if finished := r.Answered + r.Failed; finished > 0 {
 		r.QoSSatisfaction = float64(r.Answered-r.Late) / float64(finished)
-		r.QoSMet = tally{finished, r.Late + r.Failed}.reachesShare(r.QoSPercentile / 100)
+		r.QoSMet = missCounts{finished, r.Late + r.Failed}.reachesShare(r.QoSPercentile / 100)
 	}
 	if span > 0 {
 		r.OfferedQPS = roundTo3(float64(r.Queries) / span.Seconds())

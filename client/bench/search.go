@@ -87,19 +87,19 @@ func minQueries(share float64) int {
 	return int(math.Ceil(math.Log(doubt) / math.Log(share)))
 }
 
-// A tally counts a model's queries at one rate, and those that missed the QoS target.
-type tally struct{ queries, misses int64 }
+// A missCounts counts a model's queries at one rate, and those that missed the QoS target.
+type missCounts struct{ queries, misses int64 }
 
 // reachesShare reports whether a share of the queries, or more, are within QoS. A share that is a
 // percentile divided by 100 may be off by a rounding error.
-func (t tally) reachesShare(share float64) bool {
+func (t missCounts) reachesShare(share float64) bool {
 	return float64(t.queries-t.misses) >= share*float64(t.queries)-1e-9
 }
 
 // isWithin tells whether a share of the model's queries, or more, are within QoS, and whether that
 // is certain: the counts would be so low (or so high) in at most doubt of all runs if just that
 // share were. Queries are taken as independent of each other.
-func (t tally) isWithin(share float64) (yes, certain bool) {
+func (t missCounts) isWithin(share float64) (yes, certain bool) {
 	yes = t.reachesShare(share)
 	if share >= 1 {
 		return yes, !yes || t.queries >= int64(minQueries(share))
@@ -284,7 +284,7 @@ func (s *searcher) firstRate(ctx context.Context) (float64, error) {
 // probeRate probes a rate, up to three times until it is certain, and reports whether the rate
 // holds.
 func (s *searcher) probeRate(ctx context.Context, rate float64) (held bool, err error) {
-	tallies := make([]tally, len(s.models))
+	tallies := make([]missCounts, len(s.models))
 	for range 3 {
 		held, certain, err := s.runProbe(ctx, rate, tallies)
 		if err != nil || certain {
@@ -297,7 +297,7 @@ func (s *searcher) probeRate(ctx context.Context, rate float64) (held bool, err 
 
 // decideOn tells whether all models meet their targets by their tallies, and whether that is
 // certain.
-func (s *searcher) decideOn(tallies []tally) (held, certain bool) {
+func (s *searcher) decideOn(tallies []missCounts) (held, certain bool) {
 	held, certain = true, true
 	for i, m := range s.models {
 		yes, sure := tallies[i].isWithin(m.QoSPercentile / 100)
@@ -311,7 +311,8 @@ func (s *searcher) decideOn(tallies []tally) (held, certain bool) {
 
 // runProbe runs a probe at a rate and adds its queries to the tallies. held and certain are by all
 // that the tallies have then.
-func (s *searcher) runProbe(ctx context.Context, rate float64, tallies []tally) (held, certain bool,
+func (s *searcher) runProbe(ctx context.Context, rate float64, tallies []missCounts) (held,
+	certain bool,
 	err error) {
 	seed := s.Workload.Seed + uint64(len(s.found.Probes))
 	duration, err := s.probeDuration(rate, seed)

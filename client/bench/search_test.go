@@ -175,7 +175,7 @@ func TestWithin(t *testing.T) {
 	for _, share := range []float64{0.9, 0.95, 0.99} {
 		for _, n := range []int{5, 28, 29, 58, 59, 298, 299, 1000} {
 			for k := range min(n, 60) {
-				yes, certain := tally{int64(n), int64(k)}.isWithin(share)
+				yes, certain := missCounts{int64(n), int64(k)}.isWithin(share)
 				if want := float64(n-k) >= share*float64(n)-1e-9; yes != want {
 					t.Errorf("%d of %d missed %v: got %v", k, n, share, yes)
 				}
@@ -190,17 +190,17 @@ func TestWithin(t *testing.T) {
 			}
 		}
 		n := minQueries(share)
-		if _, certain := (tally{int64(n), 0}).isWithin(share); !certain {
+		if _, certain := (missCounts{int64(n), 0}).isWithin(share); !certain {
 			t.Errorf("%v: %d queries are not enough", share, n)
 		}
-		if _, certain := (tally{int64(n - 1), 0}).isWithin(share); certain {
+		if _, certain := (missCounts{int64(n - 1), 0}).isWithin(share); certain {
 			t.Errorf("%v: %d queries are more than needed", share, n)
 		}
 	}
 	if n := minQueries(0.99); n != 299 {
 		t.Errorf("99 %% takes %d queries, want 299", n)
 	}
-	if yes, certain := (tally{5000, 1}).isWithin(1); yes || !certain {
+	if yes, certain := (missCounts{5000, 1}).isWithin(1); yes || !certain {
 		t.Errorf("one miss of 100 %%: %v, %v", yes, certain)
 	}
 }
