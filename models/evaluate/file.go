@@ -39,7 +39,7 @@ func ReadFile(path string, v *models.Version, limit int) (rows Rows, labels [][]
 				v))
 		}
 	}
-	var t *table
+	var t *labelledRows
 	switch ext := strings.ToLower(filepath.Ext(path)); ext {
 	case ".csv":
 		t, err = readCSV(path, v, limit)
@@ -76,17 +76,17 @@ func ReadFile(path string, v *models.Version, limit int) (rows Rows, labels [][]
 	return t, labels, nil
 }
 
-// A table is labelled rows in memory.
-type table struct {
+// A labelledRows is labelled rows in memory.
+type labelledRows struct {
 	rows   int
 	inputs map[string]tensor.Tensor
 	labels int       // a row
 	values []float64 // of the labels
 }
 
-func (t *table) Count() int { return t.rows }
+func (t *labelledRows) Count() int { return t.rows }
 
-func (t *table) Batch(v *models.Version, first, n int) ([]tensor.Tensor, error) {
+func (t *labelledRows) Batch(v *models.Version, first, n int) ([]tensor.Tensor, error) {
 	var inputs []tensor.Tensor
 	for _, p := range v.Inputs {
 		x, ok := t.inputs[p.Name]
@@ -102,7 +102,7 @@ func (t *table) Batch(v *models.Version, first, n int) ([]tensor.Tensor, error) 
 }
 
 // checkIDs checks that ids are within their bounds, as an agent does for queries.
-func (t *table) checkIDs(v *models.Version) error {
+func (t *labelledRows) checkIDs(v *models.Version) error {
 	for _, p := range v.Inputs {
 		x := t.inputs[p.Name]
 		size := x.DataType.Size()
@@ -151,7 +151,7 @@ func elementAsInt(t tensor.Tensor, i int) int64 {
 	return int64(b[0])
 }
 
-func readCSV(path string, v *models.Version, limit int) (*table, error) {
+func readCSV(path string, v *models.Version, limit int) (*labelledRows, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -190,7 +190,7 @@ func readCSV(path string, v *models.Version, limit int) (*table, error) {
 		}
 		return list, nil
 	}
-	t := &table{inputs: map[string]tensor.Tensor{}, labels: len(v.Outputs)}
+	t := &labelledRows{inputs: map[string]tensor.Tensor{}, labels: len(v.Outputs)}
 	label, err := columns(labelColumn, t.labels)
 	if err != nil {
 		return nil, err
@@ -275,7 +275,7 @@ func appendInteger(b []byte, d tensor.DataType, i int64) []byte {
 // memory.
 const largest = 64 << 30
 
-func readNPZ(path string, v *models.Version) (*table, error) {
+func readNPZ(path string, v *models.Version) (*labelledRows, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -293,7 +293,7 @@ func readNPZ(path string, v *models.Version) (*table, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &table{rows: int(label.Shape[0]), inputs: map[string]tensor.Tensor{}, labels: 1}
+	t := &labelledRows{rows: int(label.Shape[0]), inputs: map[string]tensor.Tensor{}, labels: 1}
 	if len(label.Shape) == 2 {
 		t.labels = int(label.Shape[1])
 	} else if len(label.Shape) > 2 {
