@@ -286,7 +286,7 @@ func TestPagesAreReached(t *testing.T) {
 
 // TestUserPagesAreShort: what a user reads stays short. What a page holds beyond that (methods,
 // measurements, proofs) belongs into docs/internals, on a page of its subject. They had 71,000 words
-// when they held all of it.
+// when they held all of it. The limit grows by the length of a page for a new subject.
 func TestUserPagesAreShort(t *testing.T) {
 	words := func(file string) int {
 		text, err := os.ReadFile(file)
@@ -295,7 +295,7 @@ func TestUserPagesAreShort(t *testing.T) {
 		}
 		return len(strings.Fields(string(text)))
 	}
-	const maxWords, maxReadme = 30_000, 1_200
+	const maxWords, maxReadme = 31_000, 1_200
 	sum := 0
 	for _, page := range pages(t, "docs/*.md") {
 		// The reference is made from the code, one entry for each thing that can be set: people look
