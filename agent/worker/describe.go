@@ -246,7 +246,7 @@ func optionalOf(ports []models.Port) (names []string) {
 }
 
 // maxLabels bounds the bytes of an output's labels in the metadata, which goes to all agents.
-// Chosen.
+// Chosen: some hundred classes of usual names.
 const maxLabels = 4 << 10
 
 func labelsOf(ports []models.Port) map[string][]string {

@@ -359,8 +359,8 @@ func (a *Analysis) DescribeConfiguration(c Configuration, reason string) (Plan, 
 	return plan, nil
 }
 
-// minBlocked is the smallest share of the fluid limit whose loss by blocking a plan mentions;
-// chosen.
+// minBlocked is the smallest share of the fluid limit whose loss by blocking a plan mentions.
+// Chosen: less is within what the simulation of a plan is off by.
 const minBlocked = 0.01
 
 // blockedLimit returns the fluid limit of c if long runs leave time to the models with far shorter

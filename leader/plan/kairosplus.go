@@ -132,8 +132,9 @@ func (k KairosPlus) orderByBound(a *Analysis, space []Configuration) func() (bou
 }
 
 const (
-	// minEfficiency is the smallest share of its fluid limit that a fleet is assumed to reach;
-	// chosen. It bounds the price where the problem has no budget.
+	// minEfficiency is the smallest share of its fluid limit that a fleet is assumed to reach. It
+	// bounds the price where the problem has no budget. Chosen: fleets of the papers' models reach
+	// .85 or more (DefaultEfficiency), and a fleet of one machine somewhat less.
 	minEfficiency = 0.6
 	// efficiencySpread is by how much the shares of their fluid limits that configurations of
 	// similar price reach may differ. A configuration counts as failed if a cheaper one failed

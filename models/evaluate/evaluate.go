@@ -48,7 +48,8 @@ type Score struct {
 	Rows   int
 }
 
-// batch is how many rows run at a time. It is a multiple of items. Chosen.
+// batch is how many rows run at a time. It is a multiple of items. Chosen: a run of so many is
+// efficient, and below the largest batch size that models have by default.
 const batch = 500
 
 // answers are the answers of a model by output, in the order of the first subject's, and row: the

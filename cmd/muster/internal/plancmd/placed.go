@@ -173,7 +173,8 @@ func (p *Placed) setBounds(r *PlacedReport, first *fleetplan.Plan) {
 }
 
 // tolerance is by how much the best plan may exceed the first one without a doubt being told: in
-// accuracy, share served or part of the price; chosen.
+// accuracy, share served or part of the price. Chosen: below what is
+// printed.
 const tolerance = 2e-4
 
 // fleetOf is a plan for people.
