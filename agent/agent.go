@@ -48,10 +48,10 @@ import (
 // An Agent is one node of a fleet. New makes it; Run opens its sockets, serves, drains and stops.
 // Addresses, Name, Trace and Run are for the caller that made it.
 //
-// While Run runs, the agent has these goroutines: those of its three servers, with one or more for
+// While Run runs, the agent has these goroutines: those of its servers, with one or more for
 // each connection and call; those of the model repository, of gossip, of members.Members and of
 // lead.Leader; and one each that waits for the first models, updates the gateway's view of the
-// fleet, finds out the instance type, watches the card, gathers the dashboard's beats, and forgets
+// fleet, finds out the instance type, watches the card and the limits of the process, gathers the dashboard's beats, and forgets
 // what belongs to removed versions and agents. All have ended when Run returns.
 type Agent struct {
 	config  Config
@@ -96,6 +96,7 @@ type Agent struct {
 	guard      *secure.Guard
 	server     *serve.Server
 
+	stateless bool          // nothing can be written to the state directory
 	stateLock *os.File      // the lock of the state directory; nil: there is none
 	listening chan struct{} // closed when addresses is set
 	// closing ends when the lanes are drained and the servers begin to close.
@@ -109,6 +110,7 @@ type Addresses struct {
 	HTTP    string
 	GRPC    string
 	Metrics string
+	Probe   string // "" if there is none
 }
 
 // New checks config, reads the catalogue file if config names one, and allocates. It opens no
@@ -210,8 +212,8 @@ func (a *Agent) logCores(info runtime.Info) {
 // fleet it passes new queries to other agents; alone it refuses them. Running queries may finish
 // within Config.DrainTimeout.
 //
-// Run returns nil after a drain, or the reason why the agent could not serve. It may be called
-// once.
+// Run returns nil after a drain, ErrRestart if it is to be followed by another start, or the reason
+// why the agent could not serve. It may be called once.
 func (a *Agent) Run(ctx context.Context) error {
 	if a.config.ModelStore != "" {
 		if err := os.MkdirAll(a.config.ModelDir, 0o755); err != nil {
@@ -250,7 +252,11 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	close(a.listening)
-	return a.serveUntil(ctx, listeners)
+	err = a.serveUntil(ctx, listeners)
+	if err == nil && errors.Is(context.Cause(ctx), ErrRestart) {
+		return ErrRestart
+	}
+	return err
 }
 
 // open makes the executor and the parts, in the order in which they need each other: members,
@@ -318,6 +324,8 @@ func (a *Agent) open() (err error) {
 		return err
 	}
 	a.metrics.watchGossip(a.gossip.Stats)
+	a.metrics.watchStateDir(a.stateless)
+	a.metrics.watchCores(a.config.coresOrDefault(), a.env.ReadCores)
 	a.openServer()
 	a.openDashboard()
 	return nil
@@ -369,6 +377,7 @@ func (a *Agent) openServer() {
 		GRPCAddress: a.addresses.GRPC, MetricsAddress: a.addresses.Metrics,
 		Encrypted: a.config.Security.TLS(), Beats: a.hub,
 		Pprof: a.config.Pprof, Version: version.Current(),
+		Lacks:   a.lacks,
 		Closing: a.closing, Drain: func() { a.askedToStop(errDrainCall) },
 		Draining: a.host.Draining,
 		Registry: a.metrics.registry, Tracer: a.tracer, Log: a.log,
@@ -455,9 +464,19 @@ func (a *Agent) checkStateDir() {
 		a.log.Error(
 			"this agent serves but cannot lead: it cannot write its state directory; make the "+
 				"directory writable and restart the agent",
-			"state_dir", a.config.StateDir, "error", err)
-		a.config.Leader = "never"
+			"state_dir", a.config.StateDir, "error", err, eventKey, "leader")
+		a.config.Leader, a.stateless = "never", true
 	}
+}
+
+// lacks says what keeps the agent from being ready although it serves: it was to be one that may
+// lead and cannot be, and nobody leads. A fleet of such agents would look well for ever.
+func (a *Agent) lacks() string {
+	if a.stateless && a.leadership.Leadership().GetLeader() == "" {
+		return "no agent leads, and this one cannot: it cannot write its state directory " +
+			a.config.StateDir
+	}
+	return ""
 }
 
 // checkWritable makes the directory if there is none, and reports why a file with 4096 bytes cannot
@@ -518,11 +537,15 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	group.Go(func() error { return a.server.ServeREST(l.http) })
 	group.Go(func() error { return a.server.ServeMetrics(l.metrics) })
 	group.Go(func() error { return a.server.ServeGRPC(l.grpc) })
+	if l.probe != nil {
+		group.Go(func() error { return a.server.ServeProbe(l.probe) })
+	}
 	group.Go(func() error { return a.guard.Run(fleetCtx) })
 	group.Go(func() error { a.members.Run(fleetCtx); return nil })
 	group.Go(func() error { a.server.Follow(fleetCtx); return nil })
 	group.Go(func() error { a.learnInstanceType(fleetCtx); return nil })
 	group.Go(func() error { a.watchMachine(failed); return nil })
+	group.Go(func() error { a.watchLimits(failed); return nil })
 	group.Go(func() error { return a.card.run(failed) })
 	group.Go(func() error { a.forgetGone(fleetCtx); return nil })
 	group.Go(func() error { return a.leading.Run(fleetCtx) })
@@ -571,10 +594,13 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 // 30 s within the 60 s that deploy/muster.service has systemd wait.
 const stopTimeout = 10 * time.Second
 
-// listeners are the sockets of the agent's three servers.
-type listeners struct{ http, grpc, metrics net.Listener }
+// listeners are the sockets of the agent's servers.
+type listeners struct {
+	http, grpc, metrics net.Listener
+	probe               net.Listener // nil: there is none
+}
 
-// listen opens all three listeners, or none and returns which one could not be opened.
+// listen opens all listeners, or none and returns which one could not be opened.
 func (a *Agent) listen() (*listeners, error) {
 	l := &listeners{}
 	for _, want := range []struct {
@@ -585,27 +611,38 @@ func (a *Agent) listen() (*listeners, error) {
 		{"http", a.config.HTTPAddress, &l.http},
 		{"grpc", a.config.GRPCAddress, &l.grpc},
 		{"metrics", a.config.MetricsAddress, &l.metrics},
+		{"probe", a.config.ProbeAddress, &l.probe},
 	} {
+		if want.address == "" {
+			continue
+		}
 		listener, err := a.env.Network.Listen(want.name, want.address)
 		if err != nil {
 			l.close()
 			return nil, fmt.Errorf("%s: %w; choose another address with --%s", want.name, err,
 				want.name)
 		}
-		*want.to = a.guard.Limit(listener)
+		*want.to = listener
+		if want.to != &l.probe { // probes come while clients hold all connections
+			*want.to = a.guard.Limit(listener)
+		}
 	}
 	return l, nil
 }
 
 func (l *listeners) boundAddresses() Addresses {
-	return Addresses{
+	addresses := Addresses{
 		HTTP: l.http.Addr().String(), GRPC: l.grpc.Addr().String(),
 		Metrics: l.metrics.Addr().String(),
 	}
+	if l.probe != nil {
+		addresses.Probe = l.probe.Addr().String()
+	}
+	return addresses
 }
 
 func (l *listeners) close() {
-	for _, listener := range []net.Listener{l.http, l.grpc, l.metrics} {
+	for _, listener := range []net.Listener{l.http, l.grpc, l.metrics, l.probe} {
 		if listener != nil {
 			_ = listener.Close() // a server that ran has closed it already
 		}

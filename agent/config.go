@@ -33,6 +33,10 @@ type Config struct {
 	GRPCAddress    string
 	MetricsAddress string
 
+	// ProbeAddress is where the agent answers, over plain HTTP and to anybody, whether it lives and
+	// is ready, and nothing else. Empty, the default, is nowhere.
+	ProbeAddress string
+
 	// ModelDir is the model repository. It must exist, and may be empty.
 	// Default ./model-repository.
 	ModelDir string
@@ -128,6 +132,10 @@ type Config struct {
 	// DrainTimeout is how long running queries may take to finish once the agent is asked to stop;
 	// 0 interrupts them at once. Default 30 s.
 	DrainTimeout time.Duration
+	// DrainDelay is how long an agent that is asked to stop goes on taking queries while it reports
+	// that it is not ready, until whoever sends it queries has noticed. It comes before DrainTimeout
+	// and does not count in it. Default 0.
+	DrainDelay time.Duration
 
 	// GossipAddress is where the agent listens for other agents, TCP and UDP, as
 	// host:port; port 0 lets the system choose. Default 127.0.0.1:7946.
@@ -242,8 +250,11 @@ func (c Config) Validate() error {
 	addresses := map[string]string{}
 	for _, a := range []struct{ name, address string }{
 		{"http", c.HTTPAddress}, {"grpc", c.GRPCAddress}, {"metrics", c.MetricsAddress},
-		{"gossip", c.GossipAddress},
+		{"gossip", c.GossipAddress}, {"probe", c.ProbeAddress},
 	} {
+		if a.name == "probe" && a.address == "" {
+			continue // there is none
+		}
 		if err := members.CheckAddress(a.address); err != nil {
 			fault("%s: %w", a.name, err)
 			continue
@@ -337,6 +348,9 @@ func (c Config) Validate() error {
 	}
 	if c.DrainTimeout < 0 {
 		fault("drain-timeout: %v, want 0 or more", c.DrainTimeout)
+	}
+	if c.DrainDelay < 0 {
+		fault("drain-delay: %v, want 0 or more", c.DrainDelay)
 	}
 	if !slices.Contains(Executors(), c.Executor) {
 		fault("executor: %q, want one of %q", c.Executor, Executors())

@@ -30,18 +30,20 @@ func (a *Agent) drainAll(ctx context.Context, why error) {
 	a.host.draining.Store(true)
 	a.members.SelfChanged() // tells the fleet
 	a.health.Shutdown()
-	timeout := a.drainTimeout()
+	delay, timeout := a.drainTimes()
+	timeout += delay
 	a.log.Info("draining", "why", why, "timeout_ms", timeout.Milliseconds(), "alone",
 		a.server.Alone(), eventKey, "draining")
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()
 
+	wait := time.Duration(0)
 	if !a.server.Alone() {
 		a.leading.Resign(ctx)
-		select {
-		case <-time.After(handOver):
-		case <-ctx.Done():
-		}
+		wait = handOver
+	}
+	if wait = max(wait, delay-time.Since(start)); wait > 0 {
+		pause(ctx, wait)
 	}
 	// While the lanes drain, the servers still answer. In a fleet other agents run the new queries;
 	// an agent that is alone answers new queries with UNAVAILABLE. Health checks report "not

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"log/slog"
+	"os"
 	"time"
 
 	"github.com/muster-serve/muster/agent/lead"
@@ -9,6 +10,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader/place/replan"
 	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/runtime/isolate"
 )
 
 // An Environment is what an agent uses of the world around it. Tests replace parts of it before
@@ -21,8 +23,13 @@ type Environment struct {
 	// ReceiveTimeout and SendTimeout bound how long a client may take: [serve.ReceiveTimeout] and
 	// [serve.SendTimeout].
 	ReceiveTimeout, SendTimeout time.Duration
+	// ReadCores returns how many cores the process may use now, and what limits them:
+	// [isolate.ReadCores].
+	ReadCores func() (int, string)
 	// NewReplanner is [lead.Config.Replanner]; nil: that of leader/place/replan.
 	NewReplanner func(replan.Config, replan.Memory) (lead.Replanner, error)
+	// Pod says that the agent runs in a pod of Kubernetes, where there is no metadata service.
+	Pod bool
 	// Spoken is the range of protocol versions that the agent speaks.
 	Spoken control.Versions
 }
@@ -31,6 +38,7 @@ func defaultEnvironment() Environment {
 	return Environment{
 		OpenExecutor: openExecutor, Network: newTCPNetwork(),
 		ReceiveTimeout: serve.ReceiveTimeout, SendTimeout: serve.SendTimeout,
-		Spoken: control.Spoken,
+		Pod:       os.Getenv("KUBERNETES_SERVICE_HOST") != "",
+		ReadCores: isolate.ReadCores, Spoken: control.Spoken,
 	}
 }

@@ -6,4 +6,24 @@ import "time"
 const Homeless = homeless
 
 // DrainTimeout is how long a drain may take now.
-func (i Inside) DrainTimeout() time.Duration { return i.drainTimeout() }
+func (i Inside) DrainTimeout() time.Duration {
+	_, timeout := i.drainTimes()
+	return timeout
+}
+
+// DrainTimes are the delay and the timeout of a drain now.
+func (i Inside) DrainTimes() (delay, timeout time.Duration) { return i.drainTimes() }
+
+// EndIn has the provider say when it takes the machine back; 0: never.
+func (i Inside) EndIn(left time.Duration) {
+	n := &notice{}
+	if left > 0 {
+		n.ends = time.Now().Add(left)
+	}
+	i.ends.Store(n)
+}
+
+// NewHeapLimit returns the follower of limits that calls set.
+func NewHeapLimit(set func(int64)) func(limit, foreign int64) {
+	return (&heapLimit{set: set}).follow
+}

@@ -77,9 +77,15 @@ func (c Config) advertisedGRPC(bound string) (string, error) {
 func (a *Agent) learnInstanceType(ctx context.Context) {
 	asking, cancel := context.WithTimeout(ctx, identityTimeout)
 	defer cancel()
-	t := a.config.instanceType(asking, imds.Options{
-		Endpoint: a.env.Network.Metadata, HTTPClient: a.env.Network.MetadataClient,
-	})
+	ask := func(ctx context.Context) (profiles.InstanceType, error) {
+		return askEC2(ctx, imds.Options{
+			Endpoint: a.env.Network.Metadata, HTTPClient: a.env.Network.MetadataClient,
+		})
+	}
+	if a.env.Pod {
+		ask = nil // a pod reaches no metadata service, or that of another's machine
+	}
+	t := a.config.instanceType(asking, ask)
 	a.host.instanceType.Store(t)
 	a.log.Info("the agent found its instance type", "instance_type", string(t))
 	a.members.SelfChanged()

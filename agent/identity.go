@@ -35,14 +35,17 @@ func newName() string {
 	return host + "-" + hex.EncodeToString(id[:])
 }
 
-// instanceType returns the configured instance type, else the answer of EC2's metadata service,
-// else a name made of the CPU's model and the number of cores. It blocks at most until ctx ends.
-func (c Config) instanceType(ctx context.Context, metadata imds.Options) profiles.InstanceType {
+// instanceType returns the configured instance type, else the answer of ask, which may be nil, else
+// a name made of the CPU's model and the number of cores. It blocks at most until ctx ends.
+func (c Config) instanceType(ctx context.Context,
+	ask func(context.Context) (profiles.InstanceType, error)) profiles.InstanceType {
 	if c.InstanceType != "" {
 		return profiles.InstanceType(c.InstanceType)
 	}
-	if t, err := askEC2(ctx, metadata); err == nil {
-		return t
+	if ask != nil {
+		if t, err := ask(ctx); err == nil {
+			return t
+		}
 	}
 	return profiles.Local(cpuModel("/proc/cpuinfo"), c.coresOrDefault())
 }

@@ -1,12 +1,15 @@
 package agent
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/feature/ec2/imds"
+
+	"github.com/muster-serve/muster/profiles"
 )
 
 // TestInstanceType: the flag comes before EC2's metadata service, which wants a token, and that
@@ -42,7 +45,10 @@ func TestInstanceType(t *testing.T) {
 		unhurried := imds.Options{
 			Endpoint: tt.endpoint, HTTPClient: http.DefaultClient, DisableDefaultTimeout: true,
 		}
-		if got := config.instanceType(t.Context(), unhurried); !strings.HasPrefix(string(got),
+		ask := func(ctx context.Context) (profiles.InstanceType, error) {
+			return askEC2(ctx, unhurried)
+		}
+		if got := config.instanceType(t.Context(), ask); !strings.HasPrefix(string(got),
 			tt.want) {
 			t.Errorf("flag %q, metadata service %s: got %q, want %q", tt.flag, tt.endpoint, got,
 				tt.want)

@@ -84,6 +84,18 @@ func (m *metrics) watchGossip(gossiped func() gossip.Stats) {
 	)
 }
 
+// watchStateDir registers the metric of the state directory.
+func (m *metrics) watchStateDir(stateless bool) {
+	writable := 1.0
+	if stateless {
+		writable = 0
+	}
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "muster_state_dir_writable",
+		Help: "0 if the agent was to be one that may lead and cannot write its state directory.",
+	}, func() float64 { return writable }))
+}
+
 // watchGPU registers metrics of the card that read its status at each scrape. A card that cannot be
 // watched has only the metric that names it.
 func (m *metrics) watchGPU(card *gpu.Card, status func() gpu.Status) {

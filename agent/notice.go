@@ -130,7 +130,9 @@ func (m *machine) get(ctx context.Context, path string) (string, error) {
 // end it has the agent drain.
 func (a *Agent) watchMachine(ctx context.Context) {
 	// Whoever names the type knows the machine; tests and emulated agents do.
-	if a.config.Rented != rentedEC2 && (a.config.Rented != "" || a.config.InstanceType != "") {
+	// A pod's eviction is its notice, and its node's metadata service is none of its business.
+	if a.config.Rented != rentedEC2 && (a.config.Rented != "" || a.config.InstanceType != "" ||
+		a.env.Pod) {
 		return
 	}
 	m := &machine{metadata: imds.New(imds.Options{
@@ -346,11 +348,14 @@ func (a *Agent) drainLead() time.Duration {
 	return max(minDrain, 3*longest)
 }
 
-// drainTimeout is Config.DrainTimeout, cut to what is left of the machine's time.
-func (a *Agent) drainTimeout() time.Duration {
-	timeout := a.config.DrainTimeout
+// drainTimes are Config.DrainDelay and Config.DrainTimeout, cut to what is left of the machine's
+// time, of which the delay gets at most a quarter: what is in progress goes before what may come.
+func (a *Agent) drainTimes() (delay, timeout time.Duration) {
+	delay, timeout = a.config.DrainDelay, a.config.DrainTimeout
 	if n := a.ends.Load(); n != nil && !n.ends.IsZero() {
-		timeout = max(0, min(timeout, time.Until(n.ends)-afterDrain))
+		left := max(0, time.Until(n.ends)-afterDrain)
+		delay = min(delay, left/4)
+		timeout = min(timeout, left-delay)
 	}
-	return timeout
+	return delay, timeout
 }

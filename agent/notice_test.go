@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/agent/agenttest/metadata"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/runtime"
 )
 
 // rentedFrom makes an agent ask the service what machine it is on.
@@ -147,6 +149,32 @@ func TestMaintenance(t *testing.T) {
 			}
 			return ""
 		})
+	})
+}
+
+// TestMetadataInPod: an agent in a pod asks no metadata service, unless it is told to.
+func TestMetadataInPod(t *testing.T) {
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
+		start := func(rented string) *metadata.Service {
+			service := metadata.New("on-demand")
+			f.Settled(f.Start(func(a agent.Inside) {
+				rentedFrom(service)(a)
+				a.Config().Rented, a.Config().InstanceType, a.Environment().Pod = rented, "", true
+				a.Environment().OpenExecutor = func(agent.Config, *slog.Logger) (runtime.Executor,
+					error) {
+					return agenttest.Emulated(), nil
+				}
+				a.Config().Join = nil
+			}))
+			time.Sleep(time.Minute)
+			return service
+		}
+		if n := start("").Asked("instance-id"); n > 0 {
+			f.Errorf("the metadata service was asked %d times in a pod", n)
+		}
+		if n := start("ec2").Asked("instance-id"); n == 0 {
+			f.Error("the metadata service was not asked although the agent is told to")
+		}
 	})
 }
 

@@ -14,7 +14,7 @@
 // Queries also come on connections of their own (package queryconn), which the gRPC server's port
 // accepts.
 //
-// A [Server] owns the goroutines of its three servers, and those of their connections and calls;
+// A [Server] owns the goroutines of its servers, and those of their connections and calls;
 // Stop and Close end them. Follow runs on a goroutine of the caller. Local owns one goroutine for
 // each stream in process.
 //

@@ -19,6 +19,9 @@ import (
 type Health struct {
 	server  *health.Server
 	settled atomic.Bool // the first models have loaded, or failed to
+	// publishing is held from a look at whether the agent is ready until that is published, so that
+	// the last look is published last.
+	publishing sync.Mutex
 
 	mu    sync.Mutex
 	serve map[string]map[int64]bool // the ready versions of each model
@@ -32,17 +35,36 @@ type Health struct {
 func NewHealth() *Health {
 	h := &Health{server: health.NewServer(), serve: map[string]map[int64]bool{},
 		models: map[string]bool{}}
-	h.server.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)
-	h.server.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName,
-		healthpb.HealthCheckResponse_NOT_SERVING)
+	h.setServing(false)
 	return h
 }
 
-// setReady reports the agent and the inference service as serving.
-func (h *Health) setReady() {
-	h.server.SetServingStatus("", healthpb.HealthCheckResponse_SERVING)
-	h.server.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName,
-		healthpb.HealthCheckResponse_SERVING)
+// settle reports the agent and the inference service as serving if it is fit for that, and then as
+// settled: a server that is ready is also healthy.
+func (h *Health) settle(isFit func() bool) {
+	h.publishing.Lock()
+	defer h.publishing.Unlock()
+	h.setServing(isFit())
+	h.settled.Store(true)
+}
+
+// publish reports whether the agent and the inference service serve, if the agent has settled.
+func (h *Health) publish(isFit func() bool) {
+	h.publishing.Lock()
+	defer h.publishing.Unlock()
+	if h.settled.Load() {
+		h.setServing(isFit())
+	}
+}
+
+// setServing has no effect after Shutdown.
+func (h *Health) setServing(serves bool) {
+	status := healthpb.HealthCheckResponse_NOT_SERVING
+	if serves {
+		status = healthpb.HealthCheckResponse_SERVING
+	}
+	h.server.SetServingStatus("", status)
+	h.server.SetServingStatus(inference.GRPCInferenceService_ServiceDesc.ServiceName, status)
 }
 
 // Settled reports whether the first models have loaded, or failed to.

@@ -155,6 +155,7 @@ func (s *Server) Follow(ctx context.Context) {
 		s.config.Gateway.SetLoads(s.config.Members.Loads())
 		seen = s.raiseSizeLimits(v, seen)
 		s.alone.Store(len(v.Members) == 1)
+		s.config.Health.publish(s.isFit)
 		select {
 		case <-changed:
 		case <-led:

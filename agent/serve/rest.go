@@ -94,21 +94,27 @@ func (s *Server) newREST() *rest {
 	return r
 }
 
-// listRoutes returns what an agent answers by REST. api/openapi describes each of them.
-func (r *rest) listRoutes() []route {
-	routes := []route{
-		{"GET /{$}", r.serveRoot},
+// healthRoutes returns what probes ask.
+func (r *rest) healthRoutes() []route {
+	return []route{
 		{"GET /livez", r.serveLive},
 		{"GET /readyz", r.serverReady},
-		{"GET /v2", r.serverMetadata},
 		{"GET /v2/health/live", r.serveLive},
 		{"GET /v2/health/ready", r.serverReady},
+	}
+}
+
+// listRoutes returns what an agent answers by REST. api/openapi describes each of them.
+func (r *rest) listRoutes() []route {
+	routes := append(r.healthRoutes(), []route{
+		{"GET /{$}", r.serveRoot},
+		{"GET /v2", r.serverMetadata},
 		{"GET /v2/openapi.json", serveOpenAPI},
 		{"GET /v2/models/stats", r.modelStatistics},
 		{"POST /v2/repository/index", r.repositoryIndex},
 		{"POST /v2/repository/models/{model}/load", r.modelLoad},
 		{"POST /v2/repository/models/{model}/unload", r.modelUnload},
-	}
+	}...)
 	for _, model := range []string{"/v2/models/{model}", "/v2/models/{model}/versions/{version}"} {
 		routes = append(routes,
 			route{"GET " + model, r.modelMetadata},

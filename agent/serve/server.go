@@ -100,6 +100,10 @@ type Config struct {
 	Beats   control.DashboardServer
 	Version string
 
+	// Lacks says what keeps an agent from being ready that could serve; "" if nothing does. It may
+	// change with Leadership only, and may be nil.
+	Lacks func() string
+
 	// Closing ends when the servers begin to close.
 	Closing context.Context
 	// Drain makes the agent drain and stop, and returns at once; Draining reports whether the agent
@@ -132,9 +136,10 @@ type Server struct {
 	conns         *httpConns
 	grpc          *grpc.Server
 	rest, scraped *http.Server
+	probe         *http.Server
 }
 
-// New returns a Server. Calls through config.Local are served at once, the three servers once their
+// New returns a Server. Calls through config.Local are served at once, the servers once their
 // Serve methods are called.
 func New(config Config) *Server {
 	s := &Server{config: config, conns: newHTTPConns()}
@@ -153,6 +158,7 @@ func New(config Config) *Server {
 	s.grpc = s.newGRPCServer()
 	s.rest = s.newHTTPServer(config.Guard.HTTP(s.newREST()))
 	s.scraped = s.newHTTPServer(config.Guard.HTTP(s.newMetricsHandler()))
+	s.probe = s.newProbeServer()
 	config.Worker.OnLoad(s.Loaded)
 	config.Local.intercept, config.Local.server = s.interceptUnary, s
 	s.register(config.Local)
@@ -214,8 +220,12 @@ func (s *Server) Stop(ctx context.Context) {
 	}
 }
 
-// Close stops the metrics server at once. An interrupted scrape is repeated later.
-func (s *Server) Close() { _ = s.scraped.Close() }
+// Close stops the servers of metrics and of probes at once. An interrupted scrape or probe is
+// repeated later.
+func (s *Server) Close() {
+	_ = s.scraped.Close()
+	_ = s.probe.Close()
+}
 
 // REST returns the handler of REST requests, for tests.
 func (s *Server) REST() http.Handler { return s.rest.Handler }
@@ -253,21 +263,27 @@ func (s *Server) Loaded(v *models.Version) {
 // Settle makes the agent ready. It must be called once, when the first models have loaded or
 // failed.
 func (s *Server) Settle() {
-	if !s.config.Draining() {
-		s.config.Health.setReady() // first, so that a Ready server is also healthy
-	}
-	s.config.Health.settled.Store(true)
+	s.config.Health.settle(s.isFit)
 	s.config.Guard.KnowModels(s.Knows)
 }
 
-// Ready reports whether the agent takes queries: after Settle and before a drain.
-func (s *Server) Ready() bool { return s.config.Health.Settled() && !s.config.Draining() }
+// Ready reports whether the agent is to be sent queries: after Settle, before a drain, and while it
+// lacks nothing.
+func (s *Server) Ready() bool { return s.config.Health.Settled() && s.isFit() }
+
+// isFit reports whether the agent is ready once it has settled.
+func (s *Server) isFit() bool {
+	return !s.config.Draining() && (s.config.Lacks == nil || s.config.Lacks() == "")
+}
 
 func (s *Server) unreadyReason() string {
-	if s.config.Draining() {
+	switch {
+	case s.config.Draining():
 		return "draining"
+	case !s.config.Health.Settled():
+		return "loading models"
 	}
-	return "loading models"
+	return s.config.Lacks()
 }
 
 // newMetricsHandler serves /metrics and, if Config.Pprof is set, Go's profiles.

@@ -1,24 +1,25 @@
 package worker
 
 import (
-	"math"
+	"os"
 
-	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/prometheus/procfs"
+
+	"github.com/muster-serve/muster/runtime/cgroup"
 )
 
 // memoryLimit is the most memory that this process may use: that of its cgroup, else the machine's;
 // 0 if neither is known.
 func memoryLimit() int64 {
-	system, err := memlimit.FromSystem()
-	if err != nil {
-		system = 0
+	system := int64(0)
+	if text, err := os.ReadFile("/proc/meminfo"); err == nil {
+		system = max(0, cgroup.NumberAfter(string(text), "MemTotal:")) << 10
 	}
-	limit, err := memlimit.FromCgroup()
-	if err != nil || limit == 0 || system > 0 && limit > system {
-		limit = system
+	limit := cgroup.MemoryLimit(os.DirFS("/"))
+	if limit < 0 || system > 0 && limit > system {
+		return system
 	}
-	return int64(min(limit, math.MaxInt64))
+	return limit
 }
 
 // residentMemory is how much memory this process uses; 0 if it is not known.

@@ -17,6 +17,8 @@ var sentences = map[string]map[string]string{
 	"notice": {
 		"this rented machine has found no fleet: draining": "{agent@} found no fleet at {join} in " +
 			"{after_s:s}: this rented machine drains",
+		"the CPU quota of this agent changed": "{agent@} may use {usable:count core} now, and its " +
+			"lanes have {cores:count core}: {reason}",
 		"the provider advises to leave this machine": "the provider advises {agent@} to leave its " +
 			"machine: {reason}",
 		"the provider has taken its notice back": "the provider lets {agent@} keep its machine",
@@ -51,6 +53,9 @@ var sentences = map[string]map[string]string{
 		"there is no leader": "the fleet has no leader[ after {former} of epoch {epoch}]: {why}",
 		"cannot lead: keep the epoch, trying again": "{agent@} cannot lead: it cannot store epoch " +
 			"{epoch} and tries again: {error}",
+		"this agent serves but cannot lead: it cannot write its state directory; make the " +
+			"directory writable and restart the agent": "{agent@} serves but cannot lead: it cannot " +
+			"write its state directory {state_dir}; make it writable and restart the agent: {error}",
 	},
 	"loaded":   {"model ready": "{model}: version {version} was loaded in {took_ms:ms}"},
 	"unloaded": {"model serves no more": "{model}: version {version} no longer serves[: {why}]"},

@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"runtime"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -48,28 +50,11 @@ signals are ignored, and the agent serves on if nobody reads its log.`,
 			if err != nil {
 				return err
 			}
-			log := slog.New(handler)
-			defer serveOnWithoutReaders(log)()
-			a, err := agent.New(settings.Config, log)
+			err = settings.run(cmd.Context(), slog.New(handler))
+			if errors.Is(err, agent.ErrRestart) {
+				return restart()
+			}
 			if err != nil {
-				return err
-			}
-			if os.Getenv("GOMAXPROCS") == "" {
-				runtime.GOMAXPROCS(countGoThreads(settings.Executor, a.MostLanes()))
-			}
-			provider, flush, err := settings.traceSettings.open(cmd.Context(), a.Name(), log)
-			if err != nil {
-				return err
-			}
-			defer flush()
-			if provider != nil {
-				a.Trace(provider)
-			}
-			a.OpenStore(remote.Open)
-			a.Rent(fleetcmd.Find, func(p *policy.Policy, join string) (cloud.Provider, error) {
-				return fleetcmd.Open(p, settings.Config, join, log)
-			})
-			if err := a.Run(cmd.Context()); err != nil {
 				return err
 			}
 			cause := context.Cause(cmd.Context())
@@ -81,6 +66,41 @@ signals are ignored, and the agent serves on if nobody reads its log.`,
 	}
 	settings.add(cmd.Flags())
 	return cmd
+}
+
+// run runs the agent until it has drained.
+func (s *agentSettings) run(ctx context.Context, log *slog.Logger) error {
+	defer serveOnWithoutReaders(log)()
+	a, err := agent.New(s.Config, log)
+	if err != nil {
+		return err
+	}
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(countGoThreads(s.Executor, a.MostLanes()))
+	}
+	provider, flush, err := s.traceSettings.open(ctx, a.Name(), log)
+	if err != nil {
+		return err
+	}
+	defer flush()
+	if provider != nil {
+		a.Trace(provider)
+	}
+	a.OpenStore(remote.Open)
+	a.Rent(fleetcmd.Find, func(p *policy.Policy, join string) (cloud.Provider, error) {
+		return fleetcmd.Open(p, s.Config, join, log)
+	})
+	return a.Run(ctx)
+}
+
+// restart makes this process one of the same program with the same arguments. It returns only if it
+// cannot.
+func restart() error {
+	program, err := os.Executable()
+	if err == nil {
+		err = syscall.Exec(program, os.Args, os.Environ())
+	}
+	return fmt.Errorf("start the agent anew: %w", err)
 }
 
 // checkSystem returns an error if agents do not run on an operating system.

@@ -37,6 +37,8 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.StringVar(&s.GRPCAddress, "grpc", s.GRPCAddress, "address to serve gRPC on")
 	fs.StringVar(&s.MetricsAddress, "metrics", s.MetricsAddress,
 		"address to serve Prometheus metrics on")
+	fs.StringVar(&s.ProbeAddress, "probe", s.ProbeAddress,
+		"address to answer probes on, without TLS: live, ready, and nothing else (default: none)")
 	fs.StringVar(&s.ModelDir, "model-dir", s.ModelDir, "directory of the models to serve")
 	fs.StringVar(&s.ModelStore, "model-store", s.ModelStore,
 		"URL of a model store, such as s3://bucket/prefix, whose models are fetched into "+
@@ -107,6 +109,8 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 			"one peer may have 3/4 of them; 0: no limit")
 	fs.DurationVar(&s.DrainTimeout, "drain-timeout", s.DrainTimeout,
 		"longest time that a draining agent waits for its queries to finish")
+	fs.DurationVar(&s.DrainDelay, "drain-delay", s.DrainDelay,
+		"time that an agent goes on taking queries, and is not ready, before it drains")
 	lists.Var(fs, &s.Join, "join", s.Join,
 		"gossip addresses of agents of the fleet to join; without any the agent starts a new fleet")
 	fs.StringVar(&s.GossipAddress, "gossip", s.GossipAddress,

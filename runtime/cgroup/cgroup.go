@@ -72,20 +72,42 @@ func CPUQuota(root fs.FS) float64 {
 	return least
 }
 
+// MemoryLimit returns how many bytes the process can use in all; -1 if there is no limit. root is
+// the root of the file system.
+func MemoryLimit(root fs.FS) int64 {
+	least := int64(-1)
+	eachGroup(root, "memory", func(dir string, second bool) {
+		if limit, ok := readMemoryLimit(root, dir, second); ok && (least < 0 || limit < least) {
+			least = limit
+		}
+	})
+	return least
+}
+
+// readMemoryLimit reads the limit of one group; ok is false if it has none.
+func readMemoryLimit(root fs.FS, dir string, second bool) (limit int64, ok bool) {
+	file := "memory.limit_in_bytes"
+	if second {
+		file = "memory.max"
+	}
+	limit, err := readInt(root, path.Join(dir, file)) // of version 2 "max": no limit
+	// Without a limit, version 1 has the largest number, less what is no whole page.
+	return limit, err == nil && limit <= math.MaxInt64-1<<20
+}
+
 // AvailableMemory returns how many more bytes the process can use; -1 if there is no limit. Page
 // cache counts as available. root is the root of the file system.
 func AvailableMemory(root fs.FS) int64 {
 	available := int64(-1)
 	eachGroup(root, "memory", func(dir string, second bool) {
-		limitFile, usedFile := "memory.limit_in_bytes", "memory.usage_in_bytes"
+		usedFile := "memory.usage_in_bytes"
 		cached := []string{"total_inactive_file ", "total_active_file "}
 		if second {
-			limitFile, usedFile, cached = "memory.max", "memory.current", []string{"file "}
+			usedFile, cached = "memory.current", []string{"file "}
 		}
-		limit, err := readInt(root, path.Join(dir, limitFile)) // of version 2 "max": no limit
-		used, err2 := readInt(root, path.Join(dir, usedFile))
-		// Without a limit, version 1 has the largest number, less what is no whole page.
-		if err != nil || err2 != nil || limit > math.MaxInt64-1<<20 {
+		limit, ok := readMemoryLimit(root, dir, second)
+		used, err := readInt(root, path.Join(dir, usedFile))
+		if !ok || err != nil {
 			return
 		}
 		free := limit - used

@@ -46,6 +46,34 @@ func TestCPUQuota(t *testing.T) {
 	}
 }
 
+func TestMemoryLimit(t *testing.T) {
+	for name, c := range map[string]struct {
+		files map[string]string
+		want  int64
+	}{
+		"none": {map[string]string{"proc/self/cgroup": "0::/\n"}, -1},
+		"version 2, the least of several": {map[string]string{
+			"proc/self/cgroup":               "0::/a/b/c\n",
+			"sys/fs/cgroup/a/b/c/memory.max": "max\n",
+			"sys/fs/cgroup/a/b/memory.max":   "2000\n",
+			"sys/fs/cgroup/a/memory.max":     "1000\n",
+		}, 1000},
+		"version 1": {map[string]string{
+			"proc/self/cgroup": "4:memory:/m\n0::/\n",
+			"sys/fs/cgroup/memory/m/memory.limit_in_bytes": "1000\n",
+			"sys/fs/cgroup/memory/memory.limit_in_bytes":   "9223372036854771712\n",
+		}, 1000},
+		"version 1 without a limit": {map[string]string{
+			"proc/self/cgroup":                           "4:memory:/\n",
+			"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+		}, -1},
+	} {
+		if got := MemoryLimit(root(c.files)); got != c.want {
+			t.Errorf("%s: got %v, want %v", name, got, c.want)
+		}
+	}
+}
+
 func TestAvailableMemory(t *testing.T) {
 	for name, c := range map[string]struct {
 		files map[string]string

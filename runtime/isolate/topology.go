@@ -42,9 +42,13 @@ type Topology struct {
 // limits them. Both are those of the process's start.
 func Cores() (cores int, why string) { return atStart() }
 
-var atStart = sync.OnceValues(func() (cores int, why string) {
+var atStart = sync.OnceValues(ReadCores)
+
+// ReadCores returns what Cores would return of a process that started now: the quota may have
+// changed.
+func ReadCores() (cores int, why string) {
 	return coresOf(runtime.NumCPU(), cgroup.CPUQuota(os.DirFS("/")))
-})
+}
 
 func coresOf(processors int, quota float64) (cores int, why string) {
 	if quota == 0 || quota >= float64(processors) {
