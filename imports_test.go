@@ -143,7 +143,8 @@ var rules = []rule{
 		reason: "leader, simulator and client all read profiles; they are values, not a service",
 	},
 	{
-		folder: "profiles/workload", never: append([]string{"log"}, network...),
+		folder: "profiles/workload", imports: []string{"api/document"},
+		never:  append([]string{"log"}, network...),
 		reason: "the simulator and the load tool share the queries, so these belong to neither",
 	},
 	{

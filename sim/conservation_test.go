@@ -121,10 +121,10 @@ func TestSeveralModels(t *testing.T) {
 }
 
 func TestTraceAndLoad(t *testing.T) {
-	trace, err := workload.ReadTraceFile("trace",
-		strings.NewReader("arrival_ms,model,batch_size\n0,rm2,10\n10,rm2,700\n20,rm2,10\n"))
-	if err != nil {
-		t.Fatal(err)
+	trace := workload.NewQueryTrace("trace")
+	for i, size := range []int{10, 700, 10} {
+		trace.Add(workload.Query{At: time.Duration(i) * 10 * time.Millisecond, Model: "rm2",
+			BatchSize: size})
 	}
 	cfg := reference(t, "rm2")
 	cfg.Models[0].BatchSizes = trace.BatchSizes("rm2")
@@ -138,11 +138,9 @@ func TestTraceAndLoad(t *testing.T) {
 		t.Errorf("twice the rate does not halve the times:\n%s", &log)
 	}
 
-	far, err := workload.ReadTraceFile("t.csv",
-		strings.NewReader("arrival_ms,model,batch_size\n0,rm2,10\n9e9,rm2,10\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	far := workload.NewQueryTrace("far")
+	far.Add(workload.Query{Model: "rm2", BatchSize: 10})
+	far.Add(workload.Query{At: 9e6 * time.Second, Model: "rm2", BatchSize: 10})
 	cfg.Stream, cfg.Rate = StreamOfTrace(far), 1e-11
 	if _, err := cfg.Stream(cfg); err == nil || !strings.Contains(err.Error(), "292 years") {
 		t.Errorf("a trace whose times overflow at a low rate: got %v", err)

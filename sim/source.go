@@ -253,7 +253,7 @@ func warpTime(stream iter.Seq[workload.Query], phases []Phase) iter.Seq[workload
 
 // StreamOfTrace makes a Config.Stream of a recorded workload, whose times are scaled to the
 // configured rate.
-func StreamOfTrace(f *workload.TraceFile) func(*Config) (iter.Seq[workload.Query], error) {
+func StreamOfTrace(f *workload.QueryTrace) func(*Config) (iter.Seq[workload.Query], error) {
 	return func(c *Config) (iter.Seq[workload.Query], error) {
 		if f.Rate() == 0 {
 			return nil, errors.New("all queries of the trace arrive at once")

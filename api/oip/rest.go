@@ -614,18 +614,7 @@ func appendResponse(b []byte, req *Request, resp *Response) ([]byte, error) {
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = append(b, `{"name":`...)
-		b = appendJSONString(b, out.Name)
-		b = append(b, `,"datatype":`...)
-		b = appendJSONString(b, string(out.DataType))
-		b = append(b, `,"shape":[`...)
-		for k, d := range out.Shape {
-			if k > 0 {
-				b = append(b, ',')
-			}
-			b = strconv.AppendInt(b, d, 10)
-		}
-		b = append(b, ']')
+		b = appendTensorHead(b, out)
 		if req.wantsBinary(out.Name) {
 			b = append(b, `,"parameters":{"binary_data_size":`...)
 			b = strconv.AppendInt(b, int64(len(out.Data)), 10)

@@ -14,13 +14,21 @@ import (
 )
 
 // Given has the inputs of a model's queries, in place of random ones. Whoever makes it must not
-// change it any more. Either Queries or Rows is set.
+// change it any more. Queries, Rows or Recorded is set.
 type Given struct {
 	// Queries are sent as they are. When a query of a batch size is due, one of those with this
 	// batch size is chosen at random, each as likely as another.
 	Queries []*oip.Request
 	// Rows are the inputs with all their rows. A query sends consecutive rows.
 	Rows []tensor.Tensor
+	// Recorded are sent as they are, when the query of this Number of a [workload.QueryTrace] is due.
+	Recorded map[int]Recorded
+}
+
+// A Recorded has the inputs of a recorded query.
+type Recorded struct {
+	Rows   int // the batch size, which the inputs alone need not say
+	Inputs []tensor.Tensor
 }
 
 // BatchSizes returns how often each batch size is among Queries, as a distribution of that name.
@@ -71,6 +79,10 @@ func batchSizeOf(inputs []tensor.Tensor) (int, error) {
 
 // useGiven makes the given inputs those of the model.
 func (m *TargetModel) useGiven(g *Given) error {
+	if g.Recorded != nil {
+		m.recorded = g.Recorded
+		return nil
+	}
 	if len(g.Queries) > 0 {
 		m.queries = map[int][]*oip.Request{}
 		m.rows = 0
@@ -131,6 +143,27 @@ func (m *TargetModel) hasBatch(batchSize int) bool {
 		return len(m.queries[batchSize]) > 0
 	}
 	return batchSize >= 1 && batchSize <= m.rows
+}
+
+// hasInputs reports whether there are inputs for a query.
+func (m *TargetModel) hasInputs(q workload.Query) bool {
+	if m.recorded != nil {
+		return m.recorded[q.Number].Rows == q.BatchSize
+	}
+	return m.hasBatch(q.BatchSize)
+}
+
+// smallestQuery returns a query of which there are inputs, and no smaller one.
+func (m *TargetModel) smallestQuery() (q workload.Query) {
+	if m.recorded == nil {
+		return workload.Query{BatchSize: m.smallestBatch()}
+	}
+	for number, r := range m.recorded {
+		if q.Number == 0 || r.Rows < q.BatchSize || r.Rows == q.BatchSize && number < q.Number {
+			q = workload.Query{BatchSize: r.Rows, Number: number}
+		}
+	}
+	return q
 }
 
 // smallestBatch returns the smallest batch size of which a query can be made.

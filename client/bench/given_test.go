@@ -12,6 +12,7 @@ import (
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // words are strings as a tensor's data.
@@ -98,7 +99,7 @@ func TestGivenRows(t *testing.T) {
 	texts := [][]byte{words("a", ""), words("bb", "b"), words("", "cc")}
 	seen := map[byte]bool{}
 	for range 50 {
-		q, _ := m.makeRequest(2, r)
+		q, _ := m.makeRequest(workload.Query{BatchSize: 2}, r)
 		if err := q.Check(); err != nil || q.Model != "m" {
 			t.Fatalf("query %+v: %v", q, err)
 		}
@@ -144,7 +145,7 @@ func TestGivenQueries(t *testing.T) {
 	seen := map[float32]int{}
 	r := rand.New(rand.NewPCG(1, 1))
 	for range 100 {
-		q, _ := m.makeRequest(2, r)
+		q, _ := m.makeRequest(workload.Query{BatchSize: 2}, r)
 		values, err := tensor.Values[float32](q.Inputs[0])
 		if err != nil || len(values) != 2 || q.Model != "m" {
 			t.Fatalf("query %+v: %v", q, err)

@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // A Server answers queries; *client.Client is one.
@@ -44,6 +45,7 @@ type TargetModel struct {
 	rows      int  // number of rows that the inputs hold; the largest batch size of queries
 	inputs    []input
 	queries   map[int][]*oip.Request // given ones, by batch size; nil: inputs has the rows
+	recorded  map[int]Recorded       // given ones, by number; nil: queries or inputs are used
 	// expected are the answers to all rows, by version; nil: answers are not compared
 	expected map[names.ModelKey][]expectedRows
 }
@@ -117,7 +119,7 @@ func NewTargetModel(ctx context.Context, server Server, name string, o ModelOpti
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(m.Timeout, 10*time.Second))
 	defer cancel()
-	first, _ := m.makeRequest(m.smallestBatch(), rand.New(rand.NewPCG(o.Seed, 0)))
+	first, _ := m.makeRequest(m.smallestQuery(), rand.New(rand.NewPCG(o.Seed, 0)))
 	answer, err := server.Infer(ctx, first)
 	if err != nil {
 		return nil, fmt.Errorf("first query to model %q: %w", name, err)
@@ -325,14 +327,18 @@ func (in *input) fill(rows, second int, bounds []int64, r *rand.Rand) {
 	}
 }
 
-// makeRequest makes a query of the given batch size, and says which of the model's rows is its
-// first.
-func (m *TargetModel) makeRequest(batchSize int, r *rand.Rand) (req *oip.Request, from int) {
-	if m.queries != nil {
-		return m.makeQuery(batchSize, r), 0
+// makeRequest makes the request of a query, of which there are inputs, and says which of the model's
+// rows is its first.
+func (m *TargetModel) makeRequest(q workload.Query, r *rand.Rand) (req *oip.Request, from int) {
+	switch {
+	case m.recorded != nil:
+		return &oip.Request{Model: m.Name, LeastAccuracy: m.LeastAccuracy,
+			Inputs: slices.Clone(m.recorded[q.Number].Inputs)}, 0
+	case m.queries != nil:
+		return m.makeQuery(q.BatchSize, r), 0
 	}
-	from = r.IntN(m.rows - batchSize + 1)
-	return m.rowsFrom(from, batchSize), from
+	from = r.IntN(m.rows - q.BatchSize + 1)
+	return m.rowsFrom(from, q.BatchSize), from
 }
 
 // rowsFrom makes a query of some of the model's rows.

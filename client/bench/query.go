@@ -7,6 +7,7 @@ import (
 
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/profiles/workload"
 )
 
 // RandomQuery makes a query of the given batch size for the model that metadata describes, with
@@ -27,6 +28,6 @@ func RandomQuery(metadata *inference.ModelMetadataResponse, batchSize int, seed 
 		return nil, nil, fmt.Errorf("batch size %d, the model takes at most %d", batchSize,
 			m.LargestBatchSize)
 	}
-	query, _ = m.makeRequest(batchSize, rand.New(rand.NewPCG(seed, 0)))
+	query, _ = m.makeRequest(workload.Query{BatchSize: batchSize}, rand.New(rand.NewPCG(seed, 0)))
 	return query, m.Notes, nil
 }

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,6 +40,10 @@ type Config struct {
 	Workload Workload
 	// Progress, if set, is called about once a second, from one goroutine, while queries are sent.
 	Progress func(Progress)
+
+	// Ended, if set, is called with each query that was answered or failed, from several goroutines
+	// at once. version is the answer's, "" for a failed query.
+	Ended func(q workload.Query, version string, latency time.Duration, err error)
 
 	// tolerable, if set, returns how many queries of a model may miss its QoS target before the run
 	// ends as failed.
@@ -174,7 +179,7 @@ func (g *generator) send(ctx context.Context, start time.Time) (span time.Durati
 		if err != nil {
 			return 0, err
 		}
-		req, from := m.makeRequest(q.BatchSize, pick)
+		req, from := m.makeRequest(q, pick)
 		due := start.Add(q.At)
 		if err := g.wait(ctx, due); err != nil {
 			return time.Since(start), onlyIfAlive(ctx, err)
@@ -185,11 +190,13 @@ func (g *generator) send(ctx context.Context, start time.Time) (span time.Durati
 		case g.slots <- struct{}{}:
 			g.do(func() {
 				defer func() { <-g.slots }()
-				ctx, cancel := context.WithDeadline(ctx, due.Add(m.Timeout))
+				ctx, cancel := context.WithDeadline(ctx, due.Add(cmp.Or(q.Deadline, m.Timeout)))
 				defer cancel()
 				answer, err := g.server.Infer(ctx, req)
 				latency := time.Since(due)
+				version := ""
 				if err == nil {
+					version = answer.Version
 					if err = m.check(answer, from, q.BatchSize); err == nil {
 						m.answeredBy(answer)
 					}
@@ -197,6 +204,9 @@ func (g *generator) send(ctx context.Context, start time.Time) (span time.Durati
 				}
 				if m.countFinished(latency, err, errors.Is(ctx.Err(), context.Canceled)) {
 					g.abandon(errPointless)
+				}
+				if g.config.Ended != nil {
+					g.config.Ended(q, version, latency, err)
 				}
 			})
 		default:
@@ -237,7 +247,7 @@ func (g *generator) modelOf(q workload.Query) (*recorder, error) {
 	if i < 0 {
 		return nil, fmt.Errorf("a query for model %q, which is not under load", q.Model)
 	}
-	if m := g.models[i]; !m.hasBatch(q.BatchSize) {
+	if m := g.models[i]; !m.hasInputs(q) {
 		return nil, fmt.Errorf(
 			"a query of batch size %d for model %q, which has no inputs of this size, the largest "+
 				"being %d", q.BatchSize, q.Model, m.rows)
@@ -368,7 +378,7 @@ func (m *recorder) countFinished(latency time.Duration, err error,
 	case cancelled:
 		m.unfinished++
 	default:
-		m.fail(reasonOf(err), err.Error())
+		m.fail(ReasonOf(err), err.Error())
 	}
 	return m.tolerable >= 0 && m.late+m.failed > int64(m.tolerable)
 }
@@ -384,8 +394,8 @@ func (m *recorder) fail(reason, example string) {
 	f.Count++
 }
 
-// reasonOf names the kind of an error.
-func reasonOf(err error) string {
+// ReasonOf names the kind of a query's error, as reports do.
+func ReasonOf(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return client.ErrDeadline.Error()
 	}

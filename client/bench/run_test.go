@@ -409,7 +409,7 @@ func TestInputs(t *testing.T) {
 	pick := rand.New(rand.NewPCG(1, 0))
 	distinct := map[int64]bool{}
 	for b := 1; b <= 64; b++ {
-		req, _ := m.makeRequest(b, pick)
+		req, _ := m.makeRequest(workload.Query{BatchSize: b}, pick)
 		if err := checkRequest(req); err != nil {
 			t.Fatalf("batch size %d: %v", b, err)
 		}

@@ -266,7 +266,7 @@ func (s *searcher) firstRate(ctx context.Context) (float64, error) {
 			return 0, err
 		}
 		queryCtx, cancel := context.WithTimeout(ctx, m.Timeout)
-		req, _ := m.makeRequest(q.BatchSize, pick)
+		req, _ := m.makeRequest(q, pick)
 		answer, err := s.server.Infer(queryCtx, req)
 		cancel()
 		if err == nil {

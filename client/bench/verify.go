@@ -73,7 +73,7 @@ func (m *TargetModel) Verify(ctx context.Context, version names.ModelKey,
 		return fmt.Errorf("model %q has no batch dimension, so there are no rows to compare",
 			m.Name)
 	}
-	if m.queries != nil {
+	if m.queries != nil || m.recorded != nil {
 		return fmt.Errorf("model %q: queries of a file cannot be compared row by row", m.Name)
 	}
 	var parts []*oip.Response

@@ -1,18 +1,22 @@
 package main
 
 import (
+	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/picture"
+	"github.com/muster-serve/muster/api/querytrace"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/cmd/muster/internal/inputs"
@@ -35,6 +39,8 @@ type benchOptions struct {
 	queries        int // most queries to send; 0: no bound
 	batch          string
 	arrivals       string
+	from           string        // a file of recorded queries; "" unless arrivals is one
+	logFile        string        // a path, or empty
 	qosMS          float64       // 0: the models' own QoS targets
 	timeout        time.Duration // of a query; 0: its model's deadline
 	leastAccuracy  float64       // 0: any
@@ -77,8 +83,10 @@ Arrivals (--arrivals):
                       regular than poisson
   artifact            whole milliseconds between queries, as in the simulators that
                       the papers' authors published
-  FILE                CSV with the columns arrival_ms, model, batch_size; it sets
-                      rate and batch sizes
+--from FILE sends recorded queries again, each when it is due after the first: JSON
+lines or .npz with at_ms, model, rows and perhaps inputs, or CSV with the columns
+arrival_ms, model, batch_size. --log FILE records what was sent, and what became of it.
+
 --find-throughput searches for the allowable throughput: the highest rate at
 which every model meets its QoS target. Each rate is tried with enough queries for a
 result that is 95 % certain (299 for a target of 99 %), so slow models take long;
@@ -97,7 +105,7 @@ ends with status 130.`,
 		Example: `  muster bench --model wnd --rate 200
   muster bench --model ncf=3 --model wnd=1 --rate 400 --duration 60s --plot latency.png
   muster bench --model rm2 --find-throughput --json -
-  muster bench --arrivals trace.csv
+  muster bench --from queries.jsonl --log outcomes.jsonl
   muster bench --model ncf --rate 100 --input queries.jsonl --fail-below 99`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -107,8 +115,14 @@ ends with status 130.`,
 			return o.run(cmd)
 		},
 	}
-	o.add(cmd.Flags())
+	o.addFlags(cmd)
+	return cmd
+}
+
+// addFlags adds the flags of `muster bench`.
+func (o *benchOptions) addFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
+	o.add(flags)
 	flags.StringArrayVar(&o.models, "model", nil,
 		"model or family to query, as NAME or NAME=SHARE of the queries; repeat it for several")
 	flags.Float64Var(&o.rate, "rate", 0, "queries a second over all models")
@@ -121,8 +135,9 @@ ends with status 130.`,
 		"file with inputs, as FILE or MODEL=FILE: JSON queries or .npz; - for standard input")
 	flags.StringArrayVar(&o.shapes, "shape", nil, inputs.ShapeHelp)
 	flags.StringVar(&o.batch, "batch", "trace", workload.BatchSizesHelp)
-	flags.StringVar(&o.arrivals, "arrivals", "poisson",
-		"arrivals: poisson, constant, gamma:SHAPE, artifact or a CSV file")
+	flags.StringVar(&o.arrivals, "arrivals", load.Process,
+		"arrivals: poisson, constant, gamma:SHAPE or artifact")
+	flags.StringVar(&o.from, "from", "", load.FromHelp)
 	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, instead of the models' own")
 	flags.DurationVar(&o.timeout, "timeout", 0,
 		"time after which a query has failed; 0 means the model's deadline")
@@ -131,6 +146,8 @@ ends with status 130.`,
 	flags.Uint64Var(&o.seed, "seed", 1, "seed of arrivals, batch sizes and inputs")
 	flags.StringVar(&o.json, "json", "",
 		"write the results as JSON to this file; with - to standard output, instead of the table")
+	flags.StringVar(&o.logFile, "log", "",
+		"record each query's outcome and latency in this file, as JSON lines for --from")
 	flags.StringVar(&o.plot, "plot", "", "draw the latencies to this PNG or SVG file")
 	flags.BoolVar(&o.findThroughput, "find-throughput", false,
 		"search for the allowable throughput")
@@ -144,7 +161,8 @@ ends with status 130.`,
 	cmd.MarkFlagsMutuallyExclusive("rate", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("queries", "find-throughput")
 	cmd.MarkFlagsMutuallyExclusive("plot", "find-throughput")
-	return cmd
+	cmd.MarkFlagsMutuallyExclusive("log", "find-throughput")
+	cmd.MarkFlagsMutuallyExclusive("from", "arrivals")
 }
 
 // check reports all faults of the flags at once and sets the duration, whose default depends on
@@ -173,7 +191,7 @@ func (o *benchOptions) check(cmd *cobra.Command) error {
 	if o.timeout < 0 {
 		fault("timeout: %v, want 0 or more", o.timeout)
 	}
-	for flag, path := range map[string]string{"json": o.json, "plot": o.plot} {
+	for flag, path := range map[string]string{"json": o.json, "plot": o.plot, "log": o.logFile} {
 		if path == "" || path == "-" && flag == "json" {
 			continue
 		}
@@ -190,7 +208,7 @@ func (o *benchOptions) check(cmd *cobra.Command) error {
 		switch {
 		case o.findThroughput:
 			o.duration = 0 // as long as it needs
-		case given("queries") || load.IsFile(o.arrivals):
+		case given("queries") || o.from != "" || load.IsFile(o.arrivals):
 			o.duration = 0 // the load ends with its last query
 		}
 	}
@@ -200,7 +218,8 @@ func (o *benchOptions) check(cmd *cobra.Command) error {
 // load reads what the flags say about the load.
 func (o *benchOptions) load(cmd *cobra.Command) (*load.Load, error) {
 	options := load.Options{
-		Models: o.models, Inputs: o.inputs, Shapes: o.shapes, Arrivals: o.arrivals, Rate: o.rate,
+		Models: o.models, Inputs: o.inputs, Shapes: o.shapes, Arrivals: o.arrivals, From: o.from,
+		Rate: o.rate,
 		Find: o.findThroughput, QoSMS: o.qosMS, Timeout: o.timeout, Seed: o.seed,
 		LeastAccuracy: o.leastAccuracy,
 	}
@@ -246,8 +265,15 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 	}
 	show, done := bench.NewProgress(cmd.ErrOrStderr())
 	config.Progress = show
+	var log outcomeLog
+	if o.logFile != "" {
+		config.Ended = log.add
+	}
 	report, err := bench.Run(cmd.Context(), c, l.Models, config)
 	done()
+	if err == nil && o.logFile != "" {
+		err = writeFile(o.logFile, log.write)
+	}
 	if err != nil {
 		return err
 	}
@@ -279,6 +305,40 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 		missed = append(missed, report.Wrong())
 	}
 	return errors.Join(missed...)
+}
+
+// An outcomeLog keeps what became of queries. It is safe for concurrent use.
+type outcomeLog struct {
+	mu      sync.Mutex
+	queries []querytrace.Query
+}
+
+func (l *outcomeLog) add(q workload.Query, version string, latency time.Duration, err error) {
+	outcome := "ok"
+	if err != nil {
+		outcome = bench.ReasonOf(err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queries = append(l.queries, querytrace.Query{
+		At: q.At, Model: q.Model, Rows: q.BatchSize, Users: q.Users, Values: q.Values,
+		Deadline: q.Deadline, Version: version, Outcome: outcome, Latency: latency,
+	})
+}
+
+// write writes the queries in the order of their arrival. No query is in flight.
+func (l *outcomeLog) write(to io.Writer) error {
+	slices.SortStableFunc(l.queries, func(a, b querytrace.Query) int {
+		return cmp.Compare(a.At, b.At)
+	})
+	b := bufio.NewWriter(to)
+	w := querytrace.NewWriter(b)
+	for _, q := range l.queries {
+		if err := w.Write(q); err != nil {
+			return err
+		}
+	}
+	return b.Flush()
 }
 
 // search finds the allowable throughput and prints it. Each rate that it tried is a line on

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/querytrace"
 	"github.com/muster-serve/muster/client/bench"
 )
 
@@ -159,6 +161,49 @@ func TestBench(t *testing.T) {
 // oneQuery is a query of two rows for the model of a benchServer.
 const oneQuery = `{"inputs":[{"name":"x","datatype":"FP32","shape":[2,4],"data":[1,2,3,4,5,6,7,8]` +
 	`}]}`
+
+// recorded are three queries with inputs, of which the server refuses the last.
+var recorded = fmt.Sprintf(`{"at_ms":5,"model":"m","rows":2,%[1]s
+{"at_ms":5.5,"model":"m","rows":2,"users":1,"values":9,"deadline_ms":60000,%[1]s
+{"at_ms":6,"model":"m","rows":13,"inputs":[{"name":"x","datatype":"FP32","shape":[13,4],"data":[%[2]s1]}]}
+`, strings.TrimPrefix(oneQuery, "{"), strings.Repeat("1,", 51))
+
+// TestBenchRecorded: recorded queries are sent with their inputs, and what becomes of them is
+// recorded in the same form.
+func TestBenchRecorded(t *testing.T) {
+	server := startBenchServer(t)
+	dir := t.TempDir()
+	trace := write(t, filepath.Join(dir, "q.jsonl"), recorded)
+	log := filepath.Join(dir, "log.jsonl")
+	out, errs, err := execute(t, "bench", "--server", server, "--from", trace, "--log", log,
+		"--json", "-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out, `"answered": 2`) || !strings.Contains(out, `"failed": 1`) {
+		t.Errorf("got %s, %s, want two of three queries answered", out, errs)
+	}
+	var got []querytrace.Query
+	if err := querytrace.ReadFile(log, func(q querytrace.Query) error {
+		if q.Latency <= 0 {
+			t.Errorf("%+v took no time", q)
+		}
+		q.Latency = 0
+		got = append(got, q)
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want := []querytrace.Query{
+		{Model: "m", Rows: 2, Outcome: "ok", Version: got[0].Version},
+		{At: 500 * time.Microsecond, Model: "m", Rows: 2, Users: 1, Values: 9, Deadline: time.Minute,
+			Outcome: "ok", Version: got[0].Version},
+		{At: time.Millisecond, Model: "m", Rows: 13, Outcome: "invalid request"},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("logged %+v, want %+v", got, want)
+	}
+}
 
 // TestBenchInput: a file of queries sets what is sent and its batch sizes.
 func TestBenchInput(t *testing.T) {
@@ -321,31 +366,36 @@ func TestBenchBadInput(t *testing.T) {
 	trace := file("trace.csv", "arrival_ms,model,batch_size\n0,ncf,1\n")
 	queries := file("q.jsonl", oneQuery)
 	for args, want := range map[string]string{
-		"":                                              "--rate",
-		"--rate 1":                                      "--model NAME",
-		"--model m --rate -1":                           "rate -1 queries/s, want",
-		"--model m --rate NaN":                          "rate NaN queries/s, want",
-		"--model m --rate 1e30":                         "rate 1e+30 queries/s, want",
-		"--model m=0 --rate 1":                          `share "0"`,
-		"--model m=x --rate 1":                          `share "x"`,
-		"--model =1 --rate 1":                           "has no name",
-		"--model m --model m=2 --rate 1":                `"m" is given twice`,
-		"--model m --rate 1 --duration -1s":             "duration: -1s",
-		"--model m --rate 1 --queries 0":                "queries: 0",
-		"--model m --rate 1 --qos-ms -3":                "qos-ms: -3",
-		"--model m --rate 1 --qos-ms NaN":               "qos-ms: NaN",
-		"--model m --rate 1 --qos-ms 0.0004":            "qos-ms: 0.0004, want at least 0.001",
-		"--model m --rate 1 --timeout -1s":              "timeout: -1s",
-		"--model m --rate 1 --batch uniform":            `batch sizes "uniform": want trace`,
-		"--model m --rate 1 --batch fixed:0":            "fixed batch size 0",
-		"--model m --rate 1 --arrivals weekly":          "gamma:SHAPE or artifact, or a CSV file",
-		"--model m --rate 1 --arrivals gamma:-1":        "gamma:SHAPE",
-		"--model m --rate 1 --json no/such/file":        "json: stat no/such",
-		"--model m --rate 1 --plot " + trace + "/x.png": "is not a directory",
-		"--model m --rate 1 --find-throughput":          "find-throughput rate",
-		"--model m --find-throughput --plot x.png":      "find-throughput plot",
-		"--rate 1 --arrivals " + trace:                  "sets the rate",
-		"--find-throughput --arrivals " + trace:         "sets the rate",
+		"":                                         "--rate",
+		"--rate 1":                                 "--model NAME",
+		"--model m --rate -1":                      "rate -1 queries/s, want",
+		"--model m --rate NaN":                     "rate NaN queries/s, want",
+		"--model m --rate 1e30":                    "rate 1e+30 queries/s, want",
+		"--model m=0 --rate 1":                     `share "0"`,
+		"--model m=x --rate 1":                     `share "x"`,
+		"--model =1 --rate 1":                      "has no name",
+		"--model m --model m=2 --rate 1":           `"m" is given twice`,
+		"--model m --rate 1 --duration -1s":        "duration: -1s",
+		"--model m --rate 1 --queries 0":           "queries: 0",
+		"--model m --rate 1 --qos-ms -3":           "qos-ms: -3",
+		"--model m --rate 1 --qos-ms NaN":          "qos-ms: NaN",
+		"--model m --rate 1 --qos-ms 0.0004":       "qos-ms: 0.0004, want at least 0.001",
+		"--model m --rate 1 --timeout -1s":         "timeout: -1s",
+		"--model m --rate 1 --batch uniform":       `batch sizes "uniform": want trace`,
+		"--model m --rate 1 --batch fixed:0":       "fixed batch size 0",
+		"--model m --rate 1 --arrivals weekly":     "or artifact, or a file of recorded queries",
+		"--from " + dir + "/no.jsonl":              "no.jsonl is no file",
+		"--from " + trace + " --arrivals constant": "[arrivals from]",
+		"--from " + file("unknown.jsonl", `{"at_ms":0,"model":"m","batch":1}`):      `line 1: unknown key "batch"`,
+		"--input " + queries + " --from " + file("all.jsonl", recorded):             "omit --input",
+		"--from " + file("some.jsonl", recorded+`{"at_ms":9,"model":"m","rows":1}`): "all or none",
+		"--model m --rate 1 --arrivals gamma:-1":                                    "gamma:SHAPE",
+		"--model m --rate 1 --json no/such/file":                                    "json: stat no/such",
+		"--model m --rate 1 --plot " + trace + "/x.png":                             "is not a directory",
+		"--model m --rate 1 --find-throughput":                                      "find-throughput rate",
+		"--model m --find-throughput --plot x.png":                                  "find-throughput plot",
+		"--rate 1 --arrivals " + trace:                                              "sets the rate",
+		"--find-throughput --arrivals " + trace:                                     "sets the rate",
 		"--model wnd --arrivals " +
 			trace: `queries for model "ncf", which no --model names`,
 		"--arrivals " + file("bad.csv", "arrival_ms\n1"): `no column "model"`,

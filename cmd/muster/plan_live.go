@@ -45,7 +45,7 @@ prices that its leader knows, and compare the plan with the fleet as it is. With
 	o.addGoal(flags)
 	o.addSearch(flags)
 	o.addEvaluation(flags)
-	o.sim.addArrivals(flags, "")
+	o.sim.addArrivals(flags)
 	o.sim.addRuns(flags)
 	o.sim.addConditions(flags)
 	o.client.add(flags)

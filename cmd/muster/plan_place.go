@@ -48,7 +48,7 @@ func newPlanPlaceCommand() *cobra.Command {
 	flags.Float64Var(&o.headroom, "place-headroom", 1.3, "factor of the rate to plan for")
 	flags.Float64Var(&o.leastAccuracy, "min-accuracy", 0,
 		"minimum mean accuracy of the answers, for the cheapest fleet that serves all queries")
-	o.sim.addLoad(flags, "")
+	o.sim.addLoad(flags)
 	o.sim.addRuns(flags)
 	o.sim.addConditions(flags)
 	return cmd

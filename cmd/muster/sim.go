@@ -33,8 +33,9 @@ type simOptions struct {
 	samples      string   // path, published.Name, or "" for the shipped profiles
 	batch        string
 	arrivals     string
-	queries      int // in each run
-	seeds        int // number of runs
+	from         string // a file of recorded queries; "" unless arrivals is one
+	queries      int    // in each run
+	seeds        int    // number of runs
 	seed         uint64
 	qosMS        float64 // 0: the models' own
 	latencyNoise float64 // relative standard deviation
@@ -66,28 +67,26 @@ func (o *simOptions) addFamilies(flags *pflag.FlagSet) {
 
 // add adds the load, the runs and the conditions of a simulation.
 func (o *simOptions) add(flags *pflag.FlagSet) {
-	o.addLoad(flags, fileOfArrivals)
+	o.addLoad(flags)
+	flags.StringVar(&o.from, "from", "", load.FromHelp)
 	o.addRuns(flags)
 	o.addConditions(flags)
 }
 
-// fileOfArrivals is how queries may arrive besides by a process.
-const fileOfArrivals = ", or a CSV file with the columns arrival_ms, model, batch_size"
-
-// addLoad adds the models' latencies and targets, and the load; also is as of addArrivals.
-func (o *simOptions) addLoad(flags *pflag.FlagSet, also string) {
+// addLoad adds the models' latencies and targets, and the load.
+func (o *simOptions) addLoad(flags *pflag.FlagSet) {
 	flags.StringVar(&o.samples, "samples", "",
 		"CSV file of measured latencies (model,instance_type,batch_size,sample_ms), which may be "+
 			"gzipped, or \"published\" for those of the papers (default: the shipped profiles)")
 	flags.StringVar(&o.batch, "batch", "trace", workload.BatchSizesHelp)
-	o.addArrivals(flags, also)
+	o.addArrivals(flags)
 	flags.Float64Var(&o.qosMS, "qos-ms", 0, "QoS target in ms, instead of the models' own")
 }
 
-// addArrivals adds how queries arrive; also is how else they may.
-func (o *simOptions) addArrivals(flags *pflag.FlagSet, also string) {
-	flags.StringVar(&o.arrivals, "arrivals", "poisson",
-		"arrivals: poisson, constant, gamma:SHAPE, artifact"+also)
+// addArrivals adds how queries arrive.
+func (o *simOptions) addArrivals(flags *pflag.FlagSet) {
+	flags.StringVar(&o.arrivals, "arrivals", load.Process,
+		"arrivals: poisson, constant, gamma:SHAPE or artifact")
 }
 
 // addRuns adds the runs, and how what they find is printed.
@@ -134,8 +133,8 @@ func (o *simOptions) addConditions(flags *pflag.FlagSet) {
 const latenciesHelp = `Latencies come from --samples or, without it, from the shipped profiles. --batch
 and --arrivals are as in "muster bench".`
 
-const simInputHelp = latenciesHelp + ` A file of arrivals also gives the batch
-sizes, and its times are scaled so that the mean rate is --rate.`
+const simInputHelp = latenciesHelp + ` --from FILE takes arrivals and batch sizes
+from recorded queries, with times scaled so that the mean rate is --rate.`
 
 const familyHelp = `--family gives a family, of which each variant may answer a query, with their
 accuracies and the family's share of the queries. A variant whose latencies are not
@@ -247,9 +246,9 @@ func (o *simPoolOptions) open() (*sim.Config, *sim.Source, error) {
 		cfg.Holds = append(cfg.Holds, h)
 	}
 	if o.phases != "" {
-		if load.IsFile(o.arrivals) {
+		if o.hasTrace() {
 			return nil, nil, errors.New(
-				"load: the arrivals file sets how the load changes; omit --load")
+				"load: the recorded queries set how the load changes; omit --load")
 		}
 		parsed, err := sim.ParseLoad(o.phases)
 		if err != nil {
@@ -285,6 +284,9 @@ func (o *simPoolOptions) simulateRate(cmd *cobra.Command, more func(*sim.Config)
 	return o.run(cmd, cfg, source, o.logFile, o.recordFile)
 }
 
+// hasTrace reports whether the queries are recorded ones.
+func (o *simOptions) hasTrace() bool { return o.from != "" || load.IsFile(o.arrivals) }
+
 // makeConfig makes the configuration of models and load that the flags describe, with latencies on
 // the given types. The caller sets the pool and the policy.
 func (o *simOptions) makeConfig(instanceTypes []string) (*sim.Config, *sim.Source, error) {
@@ -296,19 +298,21 @@ func (o *simOptions) makeConfig(instanceTypes []string) (*sim.Config, *sim.Sourc
 	if err != nil {
 		return nil, nil, err
 	}
-	var trace *workload.TraceFile
+	path, err := load.TracePath(o.from, o.arrivals)
+	if err != nil {
+		return nil, nil, err
+	}
+	var trace *workload.QueryTrace
 	var sizes *workload.BatchSizes
-	if load.IsFile(o.arrivals) {
-		if trace, err = workload.OpenTraceFile(o.arrivals); err != nil {
+	if path != "" {
+		if trace, err = load.OpenTrace(path, nil); err != nil {
 			return nil, nil, err
 		}
 		cfg.Stream, cfg.Rate = sim.StreamOfTrace(trace), trace.Rate()
 		cfg.Queries = min(cfg.Queries, trace.Len())
 	} else {
-		// The rate is not known yet; 1 serves to check the syntax.
-		if _, err := workload.ParseArrivals(o.arrivals, 1); err != nil {
-			return nil, nil, fmt.Errorf(
-				"%w, or a CSV file with the columns arrival_ms, model, batch_size", err)
+		if err := load.CheckArrivals(o.arrivals); err != nil {
+			return nil, nil, err
 		}
 		if sizes, err = workload.ParseBatchSizes(o.batch); err != nil {
 			return nil, nil, err
@@ -333,7 +337,7 @@ func (o *simOptions) makeConfig(instanceTypes []string) (*sim.Config, *sim.Sourc
 		if trace != nil {
 			if sizes = trace.BatchSizes(name); sizes == nil {
 				return nil, nil, fmt.Errorf(
-					"arrivals: %s has no queries for model %q, only for: %s", o.arrivals, name,
+					"arrivals: %s has no queries for model %q, only for: %s", path, name,
 					strings.Join(trace.Models(), ", "))
 			}
 		}
@@ -353,7 +357,7 @@ func (o *simOptions) makeConfig(instanceTypes []string) (*sim.Config, *sim.Sourc
 			if sizes = trace.BatchSizes(f.Name); sizes == nil {
 				return nil, nil, fmt.Errorf(
 					"arrivals: %s has no queries for family %q, only for: %s",
-					o.arrivals, f.Name, strings.Join(trace.Models(), ", "))
+					path, f.Name, strings.Join(trace.Models(), ", "))
 			}
 		}
 		m, err := f.Model(func(name string) (sim.Model, error) {

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/cmd/muster/internal/lists"
-	"github.com/muster-serve/muster/cmd/muster/internal/load"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/sim"
@@ -75,7 +74,7 @@ drawn to a PNG or SVG file. For all models this takes minutes.
 // complete. A nil pool means each policy's best one.
 func (o *simOptions) comparePolicies(cmd *cobra.Command, policies []string, prices []sim.Price,
 	budget float64, pool sim.Pool, plotFile string) error {
-	if load.IsFile(o.arrivals) {
+	if o.hasTrace() {
 		return misuse.Errorf("arrivals: a comparison varies the rate, so it takes no file; give " +
 			"poisson, constant, gamma:SHAPE or artifact")
 	}

@@ -42,6 +42,7 @@ func TestSimBadInput(t *testing.T) {
 		"missing.csv": "model,instance_type,batch_size,sample_ms\nrm2,g4dn.xlarge,10,1\n" +
 			"rm2,g4dn.xlarge,20,1\nrm2,r5n.large,10,1\n",
 		"trace.csv":  "arrival_ms,model,batch_size\n0,rm2,x\n",
+		"q.jsonl":    `{"at_ms":1,"model":"rm2"}`,
 		"sizes.csv":  "batch_size\n0\n",
 		"run.txt":    leader.Header + "\nrubbish\n",
 		"former.txt": "muster-match 2\nconfig {}\n",
@@ -74,7 +75,7 @@ func TestSimBadInput(t *testing.T) {
 		"--model rm2 --rate 5 --latency-noise 2" + pool:  "latency noise is 2",
 		"--model rm2 --rate 5 --batch weekly" + pool:     `batch sizes "weekly"`,
 		"--model rm2 --rate 5 --batch fixed:5000" + pool: "5000",
-		"--model rm2 --rate 5 --arrivals weekly" + pool:  "or a CSV file",
+		"--model rm2 --rate 5 --arrivals weekly" + pool:  "or a file of recorded queries",
 		"--model rm2 --rate 5 --load 1:1" + pool:         "DURATION:FACTOR",
 		"throughput --model rm2 --rate 5" + pool: `it is a flag of "muster sim", ` +
 			`"muster sim day", "muster sim faults"`,
@@ -90,6 +91,10 @@ func TestSimBadInput(t *testing.T) {
 		"--model rm2 --rate 5 --samples " + dir + "/missing.csv" + pool: "20",
 		"--model rm2 --rate 5 --batch " + dir + "/sizes.csv" + pool:     "line 2",
 		"--model rm2 --arrivals " + dir + "/trace.csv" + pool:           "line 2",
+		"--from " + dir + "/q.jsonl" + pool:                             "line 1: rows is missing",
+		"--from " + dir + "/q.jsonl --load 1s:1" + pool:                 "line 1: rows is missing",
+		"--from " + dir + "/no.jsonl" + pool:                            "no.jsonl is no file",
+		"--from " + dir + "/q.jsonl --arrivals constant" + pool:         "give --from or --arrivals",
 		"faults --model rm2 --rate 5 --fault kill" + pool:               `fault "kill": got no @`,
 		"faults --model rm2 --rate 5 --fault melt-leader@1s" + pool:     `got the verb "melt"`,
 		"faults --model rm2 --rate 5 --fault kill-box-1@1s" +

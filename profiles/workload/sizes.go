@@ -1,7 +1,6 @@
 package workload
 
 import (
-	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/muster-serve/muster/api/document"
 )
 
 const (
@@ -219,24 +220,24 @@ func Fixed(n int) (*BatchSizes, error) {
 // are counts or other numbers in any unit. If all are below 1 they are shares and must sum to 1;
 // otherwise a line is missing or wrong.
 func ReadBatchSizes(name string, r io.Reader) (*BatchSizes, error) {
-	t, err := newCSVTable(name, r, []string{"batch_size"}, []string{"weight"})
+	t, err := document.NewTable(name, r, []string{"batch_size"}, []string{"weight"})
 	if err != nil {
 		return nil, err
 	}
 	var weights []float64
 	var sum, greatest float64
-	for t.next() {
-		b, err := t.integerOf("batch_size", 1, maxBatchSize)
+	for t.Next() {
+		b, err := t.Integer("batch_size", 1, maxBatchSize)
 		if err != nil {
 			return nil, err
 		}
 		w := 1.0
-		if t.hasColumn("weight") {
-			if w, err = t.numberOf("weight"); err != nil {
+		if t.HasColumn("weight") {
+			if w, err = t.Number("weight"); err != nil {
 				return nil, err
 			}
 			if w <= 0 {
-				return nil, t.errorf("weight", "found %v, want a number above 0", w)
+				return nil, t.Errorf("weight", "found %v, want a number above 0", w)
 			}
 		}
 		if b >= len(weights) {
@@ -245,8 +246,8 @@ func ReadBatchSizes(name string, r io.Reader) (*BatchSizes, error) {
 		weights[b] += w
 		sum, greatest = sum+w, max(greatest, w)
 	}
-	if t.err != nil {
-		return nil, t.err
+	if err := t.Err(); err != nil {
+		return nil, err
 	}
 	if weights == nil {
 		return nil, fmt.Errorf("%s: no batch sizes after the header", name)
@@ -314,105 +315,4 @@ func openFile(what, s string, forms []string) (*os.File, error) {
 		return nil, fmt.Errorf("read %s: %w", what, err)
 	}
 	return f, nil
-}
-
-// A csvTable reads a CSV file with a header line row by row and names file, line
-// and column in every error.
-type csvTable struct {
-	name    string
-	r       *csv.Reader
-	columns map[string]int
-	row     []string
-	err     error
-}
-
-func newCSVTable(name string, r io.Reader, required, optional []string) (*csvTable, error) {
-	t := &csvTable{name: name, r: csv.NewReader(r), columns: map[string]int{}}
-	t.r.ReuseRecord = true
-	t.r.Comment = '#'
-	t.r.TrimLeadingSpace = true
-	header, err := t.r.Read()
-	if err == io.EOF {
-		return nil, fmt.Errorf("%s: empty; want a header line %q", name,
-			strings.Join(required, ","))
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	for i, c := range header {
-		c = strings.TrimSpace(strings.TrimPrefix(c, "\ufeff"))
-		line, column := t.r.FieldPos(i)
-		_, twice := t.columns[c]
-		if twice || !slices.Contains(required, c) && !slices.Contains(optional, c) {
-			return nil, fmt.Errorf("%s: line %d, column %d: header %q, want %q once each", name,
-				line, column, c, append(slices.Clone(required), optional...))
-		}
-		t.columns[c] = i
-	}
-	for _, c := range required {
-		if _, ok := t.columns[c]; !ok {
-			return nil, fmt.Errorf("%s: line 1: header has no column %q", name, c)
-		}
-	}
-	return t, nil
-}
-
-// next reads a row. It returns false at the end, and on an error, which it stores in t.err.
-func (t *csvTable) next() bool {
-	t.row, t.err = t.r.Read()
-	switch {
-	case t.err == io.EOF:
-		t.err = nil
-		return false
-	case errors.Is(t.err, csv.ErrFieldCount):
-		line, _ := t.r.FieldPos(0)
-		t.err = fmt.Errorf("%s: line %d: %d values, want %d: %s", t.name, line, len(t.row),
-			len(t.columns), strings.Join(t.columnNames(), ","))
-		return false
-	case t.err != nil:
-		t.err = fmt.Errorf("%s: %w", t.name, t.err)
-		return false
-	}
-	return true
-}
-
-// columnNames returns the names of the columns in their order.
-func (t *csvTable) columnNames() []string {
-	names := make([]string, len(t.columns))
-	for name, i := range t.columns {
-		names[i] = name
-	}
-	return names
-}
-
-func (t *csvTable) hasColumn(column string) bool {
-	_, ok := t.columns[column]
-	return ok
-}
-
-func (t *csvTable) textOf(column string) string {
-	return strings.TrimSpace(t.row[t.columns[column]])
-}
-
-func (t *csvTable) errorf(column, format string, args ...any) error {
-	line, pos := t.r.FieldPos(t.columns[column])
-	return fmt.Errorf("%s: line %d, column %d (%s): %s", t.name, line, pos, column,
-		fmt.Sprintf(format, args...))
-}
-
-func (t *csvTable) integerOf(column string, least, most int) (int, error) {
-	n, err := strconv.Atoi(t.textOf(column))
-	if err != nil || n < least || n > most {
-		return 0, t.errorf(column, "found %q, want an integer in %d..%d", t.textOf(column), least,
-			most)
-	}
-	return n, nil
-}
-
-func (t *csvTable) numberOf(column string) (float64, error) {
-	x, err := strconv.ParseFloat(t.textOf(column), 64)
-	if err != nil || math.IsNaN(x) || math.IsInf(x, 0) {
-		return 0, t.errorf(column, "found %q, want a number", t.textOf(column))
-	}
-	return x, nil
 }

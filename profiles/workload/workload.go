@@ -16,6 +16,13 @@ type Query struct {
 	At        time.Duration
 	Model     string
 	BatchSize int
+	// Users is how many users the rows belong to, and Values how many values its ragged features
+	// have; 0 if nobody says.
+	Users, Values int
+	// Deadline is how long after its arrival its client waits; 0 if that is the model's deadline.
+	Deadline time.Duration
+	// Number counts the queries of a [QueryTrace] from 1; 0: the query was drawn.
+	Number int
 }
 
 // A Load is the part of a workload that is for one model.

@@ -95,22 +95,28 @@ func TestQueriesAreReproducible(t *testing.T) {
 	}
 }
 
-func TestTraceFile(t *testing.T) {
-	f, err := ReadTraceFile("t.csv",
-		strings.NewReader(
-			"model,arrival_ms,batch_size\nwnd,0,5\nncf,1.5,7\nwnd,1.5,9\nncf,1000,1\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestQueryTrace(t *testing.T) {
+	// Times are those of a clock: nothing waits for it, and no time without queries is a part of the
+	// run.
+	const start = 1700000000000 * time.Millisecond
 	want := []Query{
-		{0, "wnd", 5}, {1500 * time.Microsecond, "ncf", 7}, {1500 * time.Microsecond, "wnd", 9}, {
-			time.Second, "ncf", 1,
-		},
+		{Model: "wnd", BatchSize: 5, Number: 1},
+		{At: 1500 * time.Microsecond, Model: "ncf", BatchSize: 7, Users: 2, Values: 9, Number: 2},
+		{At: 1500 * time.Microsecond, Model: "wnd", BatchSize: 9, Deadline: time.Second, Number: 3},
+		{At: time.Second, Model: "ncf", BatchSize: 1, Number: 4},
+	}
+	f := NewQueryTrace("t")
+	if f.Duration() != 0 || f.Rate() != 0 || f.BatchSizes("ncf") != nil {
+		t.Error("an empty trace is not empty")
+	}
+	for _, q := range want {
+		q.At += start
+		f.Add(q)
 	}
 	if got := slices.Collect(f.Queries()); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
-	if f.Rate() != 3 || f.Duration() != time.Second ||
+	if f.Rate() != 3 || f.Duration() != time.Second || f.Len() != 4 ||
 		!slices.Equal(f.Models(), []string{"ncf", "wnd"}) {
 		t.Errorf("rate %v, duration %v, models %v", f.Rate(), f.Duration(), f.Models())
 	}
@@ -118,67 +124,9 @@ func TestTraceFile(t *testing.T) {
 		t.Errorf("largest of wnd %d, ncf %d, rm2 %d; want 9, 7, 0", f.Largest("wnd"),
 			f.Largest("ncf"), f.Largest("rm2"))
 	}
-	const header = "arrival_ms,model,batch_size\n"
-	for csv, want := range map[string]string{
-		"":                        "t.csv: empty",
-		header:                    "no queries",
-		"arrival_ms,model\n":      `no column "batch_size"`,
-		header + "2,a,1\n1,a,1\n": "line 3, column 1 (arrival_ms): found 1 ms after 2 ms",
-		header + "-1,a,1\n":       "line 2, column 1 (arrival_ms): found -1",
-		header + "1e300,a,1\n":    "found 1e+300",
-		header + "NaN,a,1\n":      `found "NaN"`,
-		header + "1,,1\n":         "line 2, column 3 (model)",
-		header + "1,a,0\n":        `line 2, column 5 (batch_size): found "0"`,
-		header + "1,a,1.5\n":      `found "1.5"`,
-		header +
-			"1,a\n": "t.csv: line 2: 2 values, want 3: arrival_ms,model,batch_size",
-		header + "1,a,1\n2,a,1,9\n":     "line 3: 4 values, want 3",
-		header + "1,a,1\n2,\"b\nc,1\n4": "line",
-	} {
-		if _, err := ReadTraceFile("t.csv", strings.NewReader(csv)); err == nil ||
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("%q: error %v, want one with %q", csv, err, want)
-		}
+	if got := f.BatchSizes("ncf"); got.Mean() != 4 || f.BatchSizes("rm2") != nil {
+		t.Errorf("batch sizes of ncf have mean %v, want 4", got.Mean())
 	}
-	if _, err := OpenTraceFile("no/such.csv"); err == nil ||
-		!strings.Contains(err.Error(), "no/such.csv") {
-		t.Errorf("missing file: error %v", err)
-	}
-}
-
-// TestTraceFileOfClock: times of a clock count from the first query, so that nothing waits for it and
-// no time without queries is a part of the run.
-func TestTraceFileOfClock(t *testing.T) {
-	f, err := ReadTraceFile("t.csv", strings.NewReader(
-		"arrival_ms,model,batch_size\n"+
-			"1700000000000,wnd,5\n1700000000500,wnd,7\n1700000002000,ncf,9\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := []Query{{0, "wnd", 5}, {500 * time.Millisecond, "wnd", 7}, {2 * time.Second, "ncf", 9}}
-	if got := slices.Collect(f.Queries()); !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
-	if f.Rate() != 1 || f.Duration() != 2*time.Second {
-		t.Errorf("rate %v, duration %v, want 1 and 2s", f.Rate(), f.Duration())
-	}
-}
-
-func FuzzReadTraceFile(f *testing.F) {
-	f.Add("arrival_ms,model,batch_size\n1,a,1\n2,b,3\n")
-	f.Fuzz(func(t *testing.T, csv string) {
-		trace, err := ReadTraceFile("t.csv", strings.NewReader(csv))
-		if err != nil {
-			return
-		}
-		var last time.Duration
-		for q := range trace.Queries() {
-			if q.At < last || q.BatchSize < 1 || q.Model == "" {
-				t.Fatalf("%v after %v", q, last)
-			}
-			last = q.At
-		}
-	})
 }
 
 func TestBadWorkloads(t *testing.T) {

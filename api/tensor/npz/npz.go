@@ -238,11 +238,12 @@ func fromUCS4(s []byte) (text []byte, err error) {
 	return text, nil
 }
 
-// Write writes arrays of numbers or bools as a file that is not compressed.
+// Write writes arrays as a file that is not compressed. Strings must be UTF-8 and become those of
+// Python, which NumPy pads to the longest.
 func Write(w io.Writer, arrays []tensor.Tensor) error {
 	archive := zip.NewWriter(w)
 	for _, t := range arrays {
-		h, err := headerOf(t)
+		descr, data, err := encode(t)
 		if err != nil {
 			return fmt.Errorf("array %q: %w", t.Name, err)
 		}
@@ -250,33 +251,65 @@ func Write(w io.Writer, arrays []tensor.Tensor) error {
 		if err != nil {
 			return err
 		}
-		if _, err := f.Write(h); err != nil {
+		if _, err := f.Write(headerOf(descr, t.Shape)); err != nil {
 			return err
 		}
-		if _, err := f.Write(t.Data); err != nil {
+		if _, err := f.Write(data); err != nil {
 			return err
 		}
 	}
 	return archive.Close()
 }
 
-// headerOf returns what an array's file has before its data, which begins at a multiple of 64 bytes
-// as the format asks.
-func headerOf(t tensor.Tensor) ([]byte, error) {
-	descr := ""
+// encode returns NumPy's name for the type of an array, and its elements as NumPy has them.
+func encode(t tensor.Tensor) (descr string, data []byte, err error) {
+	if t.DataType == tensor.Bytes {
+		return encodeStrings(t.Data)
+	}
 	for name, d := range dataTypes {
-		if d == t.DataType {
-			descr = "<" + name
-			if d.Size() == 1 {
-				descr = "|" + name // it has no order of bytes
-			}
+		if d == t.DataType && d.Size() == 1 {
+			return "|" + name, t.Data, nil // it has no order of bytes
+		} else if d == t.DataType {
+			return "<" + name, t.Data, nil
 		}
 	}
-	if descr == "" {
-		return nil, fmt.Errorf("it holds %s, expected numbers or bools", t.DataType)
+	return "", nil, fmt.Errorf("it holds %s, expected numbers, bools or strings", t.DataType)
+}
+
+// encodeStrings turns the strings of a tensor into characters of four bytes.
+func encodeStrings(words []byte) (descr string, data []byte, err error) {
+	var all []string
+	longest := 1
+	for rest := words; len(rest) > 0; {
+		if len(rest) < 4 || uint64(len(rest)-4) < uint64(binary.LittleEndian.Uint32(rest)) {
+			return "", nil, errors.New("the last string is cut short")
+		}
+		n := 4 + binary.LittleEndian.Uint32(rest)
+		s := string(rest[4:n])
+		if !utf8.ValidString(s) {
+			return "", nil, fmt.Errorf("element %d is not UTF-8", len(all))
+		}
+		longest = max(longest, utf8.RuneCountInString(s))
+		all, rest = append(all, s), rest[n:]
 	}
+	if longest > longestString {
+		return "", nil, fmt.Errorf("a string of %d characters, expected at most %d", longest,
+			longestString)
+	}
+	for _, s := range all {
+		for _, c := range s {
+			data = binary.LittleEndian.AppendUint32(data, uint32(c))
+		}
+		data = append(data, make([]byte, 4*(longest-utf8.RuneCountInString(s)))...)
+	}
+	return "<U" + strconv.Itoa(longest), data, nil
+}
+
+// headerOf returns what an array's file has before its data, which begins at a multiple of 64 bytes
+// as the format asks.
+func headerOf(descr string, dimensions []int64) []byte {
 	var dims []string
-	for _, d := range t.Shape {
+	for _, d := range dimensions {
 		dims = append(dims, strconv.FormatInt(d, 10))
 	}
 	shape := strings.Join(dims, ", ")
@@ -287,5 +320,5 @@ func headerOf(t tensor.Tensor) ([]byte, error) {
 	before := len(magic) + 4
 	text += strings.Repeat(" ", 63-(before+len(text))%64) + "\n"
 	start := binary.LittleEndian.AppendUint16([]byte(magic+"\x01\x00"), uint16(len(text)))
-	return append(start, text...), nil
+	return append(start, text...)
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/muster-serve/muster/client/bench"
 )
 
-// largest is the most bytes of a file, and of an npz file when it is decompressed.
-const largest = 2 << 30
+// MaxBytes is the most bytes of a file, and of an npz file when it is decompressed.
+const MaxBytes = 2 << 30
 
 // Read reads the file at path, or stdin if path is "-". A file whose name ends in .npz has rows;
 // any other is JSON, and has queries. Errors name the file.
@@ -46,7 +46,7 @@ func Read(path string, stdin io.Reader) (*bench.Given, error) {
 
 // readRows reads all arrays of an npz file.
 func readRows(r io.ReaderAt, size int64) (rows []tensor.Tensor, err error) {
-	file, err := npz.NewReader(r, size, largest)
+	file, err := npz.NewReader(r, size, MaxBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -80,12 +80,12 @@ func ReadOne(path string, stdin io.Reader) (*oip.Request, error) {
 // readJSONQueries reads bodies of the REST API, one after the other. A line of its own for each is
 // usual but not needed.
 func readJSONQueries(name string, r io.Reader) (*bench.Given, error) {
-	text, err := io.ReadAll(io.LimitReader(r, largest+1))
+	text, err := io.ReadAll(io.LimitReader(r, MaxBytes+1))
 	if err != nil {
 		return nil, fmt.Errorf("input %s: %w", name, err)
 	}
-	if len(text) > largest {
-		return nil, fmt.Errorf("input %s: more than %d bytes", name, largest)
+	if len(text) > MaxBytes {
+		return nil, fmt.Errorf("input %s: more than %d bytes", name, MaxBytes)
 	}
 	given := &bench.Given{}
 	decoder := json.NewDecoder(bytes.NewReader(text))
@@ -102,7 +102,7 @@ func readJSONQueries(name string, r io.Reader) (*bench.Given, error) {
 			var query *oip.Request
 			query, err = oip.DecodeRequest(&http.Request{
 				Body: io.NopCloser(bytes.NewReader(body)), Header: http.Header{}, ContentLength: -1,
-			}, largest, nil)
+			}, MaxBytes, nil)
 			given.Queries = append(given.Queries, query)
 		}
 		if err != nil {

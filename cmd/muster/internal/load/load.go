@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/muster-serve/muster/api/querytrace"
 	"github.com/muster-serve/muster/client/bench"
 	"github.com/muster-serve/muster/cmd/muster/internal/inputs"
 	"github.com/muster-serve/muster/profiles/workload"
@@ -24,6 +25,7 @@ type Options struct {
 	Inputs    []string // FILE or MODEL=FILE
 	Shapes    []string // INPUT:DIMxDIM
 	Arrivals  string
+	From      string  // a file of recorded queries; "" unless Arrivals is one
 	BatchSize string  // a distribution of batch sizes; "" if files of inputs give them, else trace
 	Rate      float64 // queries a second over all models; 0 if not given
 	Find      bool    // the rate is searched
@@ -42,11 +44,13 @@ type Load struct {
 	Models []*bench.TargetModel
 
 	options Options
-	trace   *workload.TraceFile // nil unless arrivals come from a file
+	trace   *workload.QueryTrace // nil unless the queries are recorded
 	sizes   *workload.BatchSizes
 	loads   []workload.Load
 	given   map[string]*bench.Given // by model
 	shapes  map[string][]int64      // by input
+	// inputBytes is how many bytes the inputs of recorded queries have.
+	inputBytes int64
 }
 
 // Read checks the options and opens the files that they name. It does not contact the server. If a
@@ -75,16 +79,19 @@ func Read(o Options, stdin io.Reader) (*Load, error) {
 		}
 		l.loads = append(l.loads, workload.Load{Model: name, Share: share})
 	}
-	if IsFile(o.Arrivals) {
-		if err := l.readTrace(); err != nil {
+	path, err := TracePath(o.From, o.Arrivals)
+	if err != nil {
+		return nil, err
+	}
+	if path != "" {
+		l.Workload.Arrivals = path
+		if err := l.readTrace(path); err != nil {
 			return nil, err
 		}
 		return l, l.readInputs(stdin)
 	}
-	// The rate is not known yet; 1 serves to check the syntax.
-	if _, err := workload.ParseArrivals(o.Arrivals, 1); err != nil {
-		return nil, fmt.Errorf("%w, or a CSV file with the columns arrival_ms, model, batch_size",
-			err)
+	if err := CheckArrivals(o.Arrivals); err != nil {
+		return nil, err
 	}
 	if !o.Find {
 		if o.Rate == 0 {
@@ -126,7 +133,10 @@ func (l *Load) readInputs(stdin io.Reader) error {
 		case model == "":
 			model = l.loads[0].Model
 		}
-		if l.given[model] != nil {
+		if given := l.given[model]; given != nil && given.Recorded != nil {
+			return fmt.Errorf("input: %s has inputs for model %q; omit --input", l.Workload.Arrivals,
+				model)
+		} else if given != nil {
 			return fmt.Errorf("input: there are two files for model %q", model)
 		}
 		given, err := inputs.Read(path, stdin)
@@ -138,6 +148,34 @@ func (l *Load) readInputs(stdin io.Reader) error {
 		}
 		l.given[model] = given
 	}
+	return nil
+}
+
+// keepInputs keeps the inputs of a recorded query, if it has some. If one of a model's queries has,
+// all must.
+func (l *Load) keepInputs(path string, number int, q querytrace.Query) error {
+	given := l.given[q.Model]
+	if given == nil {
+		given = &bench.Given{}
+		l.given[q.Model] = given
+		if q.Inputs != nil {
+			given.Recorded = map[int]bench.Recorded{}
+		}
+	}
+	if (q.Inputs != nil) != (given.Recorded != nil) {
+		return fmt.Errorf("%s: query %d for model %q: some of the model's queries have inputs, want "+
+			"all or none", path, number, q.Model)
+	}
+	if q.Inputs == nil {
+		return nil
+	}
+	for _, t := range q.Inputs {
+		l.inputBytes += int64(len(t.Data))
+	}
+	if l.inputBytes > inputs.MaxBytes {
+		return fmt.Errorf("%s: inputs of more than %d bytes", path, int64(inputs.MaxBytes))
+	}
+	given.Recorded[number] = bench.Recorded{Rows: q.Rows, Inputs: q.Inputs}
 	return nil
 }
 
@@ -165,19 +203,25 @@ func ParseShare(s string) (name string, share float64, err error) {
 	return name, share, nil
 }
 
-// readTrace takes arrivals, models and batch sizes from the trace file that --arrivals names.
-func (l *Load) readTrace() error {
+// readTrace takes arrivals, models, batch sizes and inputs from a file of recorded queries.
+func (l *Load) readTrace(path string) error {
 	o := l.options
 	if o.Rate != 0 || o.Find {
-		return fmt.Errorf("arrivals: %s sets the rate; omit --rate and --find-throughput",
-			o.Arrivals)
+		return fmt.Errorf("arrivals: %s sets the rate; omit --rate and --find-throughput", path)
 	}
-	trace, err := workload.OpenTraceFile(o.Arrivals)
+	trace, err := OpenTrace(path, func(number int, q querytrace.Query) error {
+		return l.keepInputs(path, number, q)
+	})
 	if err != nil {
 		return err
 	}
+	for model, given := range l.given {
+		if given.Recorded == nil {
+			delete(l.given, model)
+		}
+	}
 	l.trace = trace
-	l.Workload.BatchSizes, l.Workload.RateQPS = o.Arrivals, trace.Rate()
+	l.Workload.BatchSizes, l.Workload.RateQPS = path, trace.Rate()
 	if len(l.loads) == 0 {
 		for _, m := range trace.Models() {
 			l.loads = append(l.loads, workload.Load{Model: m})
@@ -185,8 +229,7 @@ func (l *Load) readTrace() error {
 	}
 	for _, m := range trace.Models() {
 		if !slices.ContainsFunc(l.loads, func(o workload.Load) bool { return o.Model == m }) {
-			return fmt.Errorf("arrivals: %s has queries for model %q, which no --model names",
-				o.Arrivals, m)
+			return fmt.Errorf("arrivals: %s has queries for model %q, which no --model names", path, m)
 		}
 	}
 	return nil
@@ -235,7 +278,7 @@ func (l *Load) Prepare(ctx context.Context, server bench.Server,
 		if l.trace != nil {
 			if most := m.LargestBatchSize; most < options.LargestBatchSize {
 				return fmt.Errorf("arrivals: %s has a query of batch size %d for model %q, which "+
-					"takes at most %d", l.options.Arrivals, options.LargestBatchSize, name, most)
+					"takes at most %d", l.Workload.Arrivals, options.LargestBatchSize, name, most)
 			}
 		} else if l.loads[i].BatchSizes, err = sizes.AtMost(m.LargestBatchSize); err != nil {
 			return fmt.Errorf("model %q: %w", name, err)
@@ -272,7 +315,7 @@ func (l *Load) sizesOf(model string, batchless bool) (sizes *workload.BatchSizes
 			func(o workload.Probability) bool { return o.BatchSize == p.BatchSize }) {
 			return nil, fmt.Errorf(
 				"%s has a query of batch size %d, of which the file of inputs has "+
-					"none", l.options.Arrivals, p.BatchSize)
+					"none", l.Workload.Arrivals, p.BatchSize)
 		}
 	}
 	return sizes, nil
