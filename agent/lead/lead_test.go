@@ -878,6 +878,41 @@ func TestLeaderFails(t *testing.T) {
 	})
 }
 
+// TestLeaderSupersedesPlan: a plan that is in force is not shown as in force once another agent
+// leads, until that one has planned.
+func TestLeaderSupersedesPlan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newLeaderWorld(t)
+		defer w.stop()
+		for _, name := range []string{"a", "b", "c"} {
+			w.add(name, 1, linear)
+			time.Sleep(20 * time.Millisecond)
+		}
+		soon(t, time.Second, "a leads all",
+			func() bool { return w.leading() == w.node("a") && len(epochs(w)) == 1 })
+		told := &control.Plan{Number: 7, State: "in force", Change: true, Approve: 7,
+			Reason: "the fleet is the best"}
+		for _, n := range w.all() {
+			n.mu.Lock()
+			n.told = append(n.told, &control.LeaderMessage{Plan: told})
+			n.mu.Unlock()
+		}
+		w.kill(w.node("a"), false)
+		soon(t, 5*time.Second, "another leads",
+			func() bool { return w.leading() != nil && w.leading() != w.node("a") })
+		for _, name := range []string{"b", "c"} {
+			soon(t, time.Second, name+" is told that the plan is superseded", func() bool {
+				p := w.node(name).Plan()
+				return p.GetState() == "superseded" && !p.GetChange() && p.GetApprove() == 0 &&
+					strings.Contains(p.GetReason(), told.Reason)
+			})
+		}
+		if told.State != "in force" {
+			t.Error("the message of the leader before was changed")
+		}
+	})
+}
+
 // TestLeaderLearnsNoTurmoil has answers come late while a leader takes over: it does not learn
 // from them how long a query's way is.
 func TestLeaderLearnsNoTurmoil(t *testing.T) {

@@ -213,6 +213,18 @@ func (s *fleetPlanner) sendPlan(plan *propose.Plan) {
 	})
 }
 
+// supersededPlan returns the plan of a leader before as this one tells it until it has planned: what
+// is in force or waits for somebody, only a leader knows that has planned itself. nil for no plan.
+func supersededPlan(before *control.Plan) *control.Plan {
+	if before.GetState() == "" || before.GetState() == string(propose.Superseded) {
+		return before
+	}
+	p := proto.CloneOf(before)
+	p.State, p.Change, p.Approve, p.Waits = string(propose.Superseded), false, 0, ""
+	p.Reason = "another agent leads, and has not planned yet; before: " + p.Reason
+	return p
+}
+
 // reportChange reports a change of demand, with the last plan, in the log, the metrics and to all
 // members: older ones know no other plans.
 func (s *fleetPlanner) reportChange(c learn.DemandChange) {

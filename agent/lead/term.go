@@ -204,7 +204,7 @@ func (t *term) open() bool {
 	}
 	t.learning.startFrom(view)
 	t.proposal = l.fleet.Proposal()
-	if t.plan = l.fleet.Plan(); t.plan != nil {
+	if t.plan = supersededPlan(l.fleet.Plan()); t.plan != nil {
 		l.metrics.setPlan(t.plan)
 	}
 	t.viewChanged()
@@ -487,7 +487,7 @@ func (t *term) addInitialState(to names.AgentName, m *control.LeaderMessage) {
 	m.Placement = t.placing.introductionTo(to)
 	m.Leadership = t.leader.Leadership()
 	if r := t.leader.config.Rent; r != nil {
-		m.Fleet = r.Desired()
+		m.Fleet = r.Message()
 	}
 	if r := t.leader.config.Releases; r != nil {
 		m.Releases = r.All()

@@ -90,8 +90,10 @@ type loop struct {
 	shown  *control.FleetState
 	of     *control.DesiredFleet // what was desired when shown was made
 	paid   map[string]float64    // $/hr of the machines of agents, by the last step; never changed
-	// learned is what this leader has learned; nil: no step was made yet. It is never changed.
-	learned *control.LearnedRenting
+	// learned is what this leader has learned at learnedAt; nil: no step was made yet. It is never
+	// changed.
+	learned   *control.LearnedRenting
+	learnedAt time.Time
 }
 
 // Run rents while this agent leads, until ctx ends.
@@ -271,7 +273,7 @@ func (l *loop) usePolicy(d *control.DesiredFleet) {
 	l.list = nil // of another provider, perhaps; if this one does not answer, nothing is known
 	if l.renter == nil {
 		l.renter, l.chooser = rent.New(p.Rent(), l.now()), choose.New(p.Choose())
-		l.takeLearned(d.GetLearned())
+		l.takeLearned(d.GetLearned(), l.manager.sinceStored())
 	} else {
 		l.renter.SetPolicy(p.Rent())
 		l.chooser.SetConfig(p.Choose())

@@ -65,6 +65,8 @@ type Manager struct {
 
 	mu      sync.Mutex
 	desired *control.DesiredFleet // the newest known; never changed, only replaced; nil: none
+	// storedAt is when desired was told, or written to disk by the process before this one.
+	storedAt time.Time
 	// said is, by member, what the member has said in the term saidIn that it knows to be desired.
 	// heard is closed when a member says so again.
 	said    map[string]*control.DesiredFleet
@@ -102,6 +104,9 @@ func New(config Config) (*Manager, error) {
 			return nil, fmt.Errorf("read the desired fleet: %s: %w", r.statePath(), err)
 		}
 		r.desired = d
+		if info, err := os.Stat(r.statePath()); err == nil {
+			r.storedAt = info.ModTime()
+		}
 		// When the pause began is not known any more: it may last longer, never shorter.
 		r.resumes = time.Now().Add(time.Duration(d.GetPausedNs()))
 	}
@@ -152,6 +157,13 @@ func (r *Manager) Accuracies() (all []*control.FamilyAccuracy) {
 	return all
 }
 
+// sinceStored is for how long what is desired has been known.
+func (r *Manager) sinceStored() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return max(0, time.Since(r.storedAt))
+}
+
 // Heard takes over what another agent says is desired, if that is newer than what this agent knows,
 // and reports whether it is. The caller must not change it afterwards.
 func (r *Manager) Heard(d *control.DesiredFleet) bool {
@@ -165,7 +177,7 @@ func (r *Manager) Heard(d *control.DesiredFleet) bool {
 }
 
 // Greet adds what is desired to a message to a leader.
-func (r *Manager) Greet(m *control.WorkerMessage) { m.Fleet = r.Desired() }
+func (r *Manager) Greet(m *control.WorkerMessage) { m.Fleet = r.Message() }
 
 // Hear takes what the leader says is desired. It reports whether the leader said anything: then it
 // waits for what this agent knows.
@@ -257,7 +269,7 @@ func (r *Manager) storeDesired(d *control.DesiredFleet) {
 	if paused := d.GetPausedNs(); paused > 0 && r.desired.GetPausedNs() != paused {
 		r.resumes = time.Now().Add(time.Duration(paused))
 	}
-	r.desired = d
+	r.desired, r.storedAt = d, time.Now()
 	if r.Rents() {
 		text, err := protojson.MarshalOptions{Multiline: true}.Marshal(d)
 		if err == nil {
@@ -287,7 +299,7 @@ func (r *Manager) State() (*control.FleetState, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := proto.CloneOf(l.shown)
-	s.Desired = d
+	s.Desired = withoutHistory(d)
 	s.Exact = s.Exact && l.of == d // there has been a step for it
 	return s, nil
 }
@@ -371,7 +383,7 @@ func (l *loop) setDesired(before, next *control.DesiredFleet) error {
 		return status.Error(codes.Unavailable, "this leader does not know yet what most know")
 	}
 	l.mu.Lock()
-	learned := l.learned
+	learned := withAge(l.learned, time.Since(l.learnedAt))
 	l.mu.Unlock()
 	l.manager.mu.Lock()
 	defer l.manager.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -307,6 +308,90 @@ func TestLateFleetIsPlannedLarger(t *testing.T) {
 	})
 }
 
+// TestHistoryOutlivesLeader: where a load repeats, the next leader foresees it as the one before
+// would, though that changed nothing for an hour: from what it was told, and from its disk.
+func TestHistoryOutlivesLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		open := func() *Manager {
+			r := renter(t, dir)
+			r.config.Open = func(*policy.Policy) (cloud.Provider, error) {
+				return &cloudtest.Provider{Fleet: "test"}, nil
+			}
+			return r
+		}
+		first := leadAlone(open(), 1)
+		first.manager.desired = &control.DesiredFleet{Known: true, Identity: "us"}
+		began := time.Now()
+		observe := func(l *loop) {
+			rate := 20.0
+			if time.Since(began)%(20*time.Minute) < 8*time.Minute {
+				rate = 100
+			}
+			l.chooser.Observe(l.now(), rate)
+		}
+		for time.Since(began) < 90*time.Minute {
+			observe(first)
+			first.noteLearned()
+			time.Sleep(2 * time.Second)
+		}
+		if n := first.manager.Desired().GetVersion(); n < 2 || n > 9 {
+			t.Errorf("version %d was told in 90 min", n)
+		}
+		if s, err := first.manager.State(); err != nil ||
+			len(s.GetDesired().GetLearned().GetLoad()) > 0 {
+			t.Errorf("state for people: %v, %v", s, err)
+		}
+		// Nobody leads for three minutes. The disk has the time of the bubble.
+		path := first.manager.statePath()
+		if err := os.Chtimes(path, time.Time{}, first.manager.storedAt); err != nil {
+			t.Fatal(err)
+		}
+		for range 90 {
+			observe(first)
+			time.Sleep(2 * time.Second)
+		}
+		message := first.manager.Message()
+		told := open()
+		told.desired = nil
+		told.Heard(message)
+		heirs := map[string]*loop{"told": leadAlone(told, 2), "by its disk": leadAlone(open(), 2)}
+		amnesiac := open()
+		amnesiac.desired = &control.DesiredFleet{Known: true, Identity: "us"}
+		heirs["new"] = leadAlone(amnesiac, 2)
+		differ := map[string]int{}
+		for range 600 {
+			observe(first)
+			want, _ := first.chooser.Needed(first.now())
+			for name, heir := range heirs {
+				observe(heir)
+				if got, _ := heir.chooser.Needed(heir.now()); math.Abs(got-want) > .1*want {
+					differ[name]++
+				}
+			}
+			time.Sleep(2 * time.Second)
+		}
+		if differ["told"] > 15 || differ["by its disk"] > 15 || differ["new"] < 60 {
+			t.Errorf("of 600 times these need something else: %v", differ)
+		}
+	})
+}
+
+// leadAlone begins a term of the only agent of a fleet.
+func leadAlone(r *Manager, epoch uint64) *loop {
+	l := &loop{manager: r, began: time.Now(), shown: &control.FleetState{},
+		starts: map[string]time.Time{}}
+	l.term = Term{Self: "k", Epoch: epoch, Tell: func(*control.DesiredFleet) {},
+		View: func() *control.View {
+			return &control.View{Members: []*control.Member{
+				{Name: "k", Lanes: 1, Role: "may"},
+			}}
+		}}
+	l.usePolicy(r.Desired())
+	r.term = l
+	return l
+}
+
 // TestLearnedOutlivesLeader: how long machines boot and which load is safe go with what is desired,
 // so that the next leader knows them; a boot that is as expected makes no other version.
 func TestLearnedOutlivesLeader(t *testing.T) {
@@ -316,19 +401,6 @@ func TestLearnedOutlivesLeader(t *testing.T) {
 			return &cloudtest.Provider{Fleet: "test"}, nil
 		}
 		r.desired = &control.DesiredFleet{Known: true, Identity: "us"}
-		lead := func(epoch uint64) *loop {
-			l := &loop{manager: r, began: time.Now(), shown: &control.FleetState{},
-				starts: map[string]time.Time{}}
-			l.term = Term{Self: "k", Epoch: epoch, Tell: func(*control.DesiredFleet) {},
-				View: func() *control.View {
-					return &control.View{Members: []*control.Member{
-						{Name: "k", Lanes: 1, Role: "may"},
-					}}
-				}}
-			l.usePolicy(r.Desired())
-			r.term = l
-			return l
-		}
 		kind := rent.Kind{Type: "g4dn.xlarge"}
 		boot := func(l *loop, id string, took time.Duration) {
 			m := rent.Machine{Instance: rent.Instance{ID: id, Slot: rent.Slot{Kind: kind}},
@@ -339,7 +411,7 @@ func TestLearnedOutlivesLeader(t *testing.T) {
 			l.count(&rent.Step{Machines: []rent.Machine{m}})
 			l.noteLearned()
 		}
-		first := lead(1)
+		first := leadAlone(r, 1)
 		boot(first, "i-1", 5*time.Minute)
 		version := r.Desired().GetVersion()
 		boot(first, "i-2", 5*time.Minute-10*time.Second)
@@ -348,7 +420,7 @@ func TestLearnedOutlivesLeader(t *testing.T) {
 		}
 		first.chooser.SetSafeLoad(.5, "late")
 		first.noteLearned()
-		next := lead(2)
+		next := leadAlone(r, 2)
 		boots, safe := next.chooser.BootTimes(), next.chooser.SafeLoad()
 		if boots[kind.Type] < 4*time.Minute || safe.Share != .5 || safe.Why != "late" {
 			t.Errorf("the next leader knows boots %v, a safe load of %v: %s", boots, safe.Share,

@@ -1868,8 +1868,12 @@ type LearnedRenting struct {
 	Boots []*LearnedRenting_BootTime `protobuf:"bytes,1,rep,name=boots,proto3" json:"boots,omitempty"` // by instance type
 	// The share of what a fleet is expected to serve that may be planned for; 0: all. And why it is
 	// less, in words.
-	SafeLoad      float64 `protobuf:"fixed64,2,opt,name=safe_load,json=safeLoad,proto3" json:"safe_load,omitempty"`
-	WhySafeLoad   string  `protobuf:"bytes,3,opt,name=why_safe_load,json=whySafeLoad,proto3" json:"why_safe_load,omitempty"`
+	SafeLoad    float64 `protobuf:"fixed64,2,opt,name=safe_load,json=safeLoad,proto3" json:"safe_load,omitempty"`
+	WhySafeLoad string  `protobuf:"bytes,3,opt,name=why_safe_load,json=whySafeLoad,proto3" json:"why_safe_load,omitempty"`
+	// The load of the last hours in queries/s, a mean for each 10 s, the oldest first, and how long
+	// before the message the last of them ended.
+	Load          []float32 `protobuf:"fixed32,4,rep,packed,name=load,proto3" json:"load,omitempty"`
+	LoadAgeNs     int64     `protobuf:"varint,5,opt,name=load_age_ns,json=loadAgeNs,proto3" json:"load_age_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1923,6 +1927,20 @@ func (x *LearnedRenting) GetWhySafeLoad() string {
 		return x.WhySafeLoad
 	}
 	return ""
+}
+
+func (x *LearnedRenting) GetLoad() []float32 {
+	if x != nil {
+		return x.Load
+	}
+	return nil
+}
+
+func (x *LearnedRenting) GetLoadAgeNs() int64 {
+	if x != nil {
+		return x.LoadAgeNs
+	}
+	return 0
 }
 
 type FleetCount struct {
@@ -8088,11 +8106,13 @@ const file_control_control_proto_rawDesc = "" +
 	"\belectors\x18\n" +
 	" \x03(\tR\belectors\x12\x1c\n" +
 	"\tdestroyed\x18\v \x01(\bR\tdestroyed\x12;\n" +
-	"\alearned\x18\f \x01(\v2!.muster.control.v1.LearnedRentingR\alearned\"\xcc\x01\n" +
+	"\alearned\x18\f \x01(\v2!.muster.control.v1.LearnedRentingR\alearned\"\x80\x02\n" +
 	"\x0eLearnedRenting\x12@\n" +
 	"\x05boots\x18\x01 \x03(\v2*.muster.control.v1.LearnedRenting.BootTimeR\x05boots\x12\x1b\n" +
 	"\tsafe_load\x18\x02 \x01(\x01R\bsafeLoad\x12\"\n" +
-	"\rwhy_safe_load\x18\x03 \x01(\tR\vwhySafeLoad\x1a7\n" +
+	"\rwhy_safe_load\x18\x03 \x01(\tR\vwhySafeLoad\x12\x12\n" +
+	"\x04load\x18\x04 \x03(\x02R\x04load\x12\x1e\n" +
+	"\vload_age_ns\x18\x05 \x01(\x03R\tloadAgeNs\x1a7\n" +
 	"\bBootTime\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x17\n" +
 	"\aboot_ns\x18\x02 \x01(\x03R\x06bootNs\"6\n" +
