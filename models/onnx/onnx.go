@@ -18,6 +18,9 @@ type Port struct {
 	// Shape is the size of each dimension, or Dynamic. It is empty, not nil, for a scalar, and nil if
 	// the model does not declare it.
 	Shape []int64
+	// Dims are the names that the file gives the dimensions (dim_param), as many as Shape has: equal
+	// names mean equal sizes. A dimension without a name has "". Nil if none has a name.
+	Dims []string
 	// Labels name the columns of an output that the file declares as a sequence of maps, from a
 	// label to its value: the tensor of the values takes its place. Nil for any other port.
 	Labels []string

@@ -45,13 +45,20 @@ func TestReadSignature(t *testing.T) {
 		Name: "ids", DataType: tensor.Int64, Shape: []int64{Dynamic, 4, Dynamic},
 	}, Port{Name: "scalar", DataType: tensor.FP32, Shape: []int64{}},
 		Port{Name: "any", DataType: tensor.FP32})
-	m.Outputs = append(m.Outputs, Port{Name: "z", DataType: tensor.FP16})
+	m.Outputs = append(m.Outputs, Port{Name: "z", DataType: tensor.FP16}, Port{
+		Name: "each", DataType: tensor.FP32, Shape: []int64{Dynamic, 2, Dynamic},
+		Dims: []string{"n", "", "history"},
+	})
 	m.Nodes[0].Attributes = []Attribute{
 		{"a", int64(-3)}, {"b", []int64{1, 2}}, {"c", float32(0.5)}, {"d", "text"},
 	}
 	got, err := ReadSignature(write(t, m.Marshal()))
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, p := range []*Port{&m.Inputs[0], &m.Inputs[1], &m.Outputs[0]} { // the writer's name
+		p.Dims = make([]string, len(p.Shape))
+		p.Dims[0] = "batch"
 	}
 	want := &Signature{
 		IRVersion: IRVersion, Producer: "test", Opset: Opset, Inputs: m.Inputs, Outputs: m.Outputs,
@@ -73,8 +80,10 @@ func TestReadSignatureOfAnotherTool(t *testing.T) {
 		Producer:  "onnx-helper",
 		Opset:     17,
 		Domains:   map[string]int64{"com.microsoft": 1},
-		Inputs:    []Port{{Name: "x", DataType: tensor.FP32, Shape: []int64{Dynamic, 4}}},
-		Outputs:   []Port{{Name: "y", DataType: tensor.FP32}},
+		Inputs: []Port{{
+			Name: "x", DataType: tensor.FP32, Shape: []int64{Dynamic, 4}, Dims: []string{"n", ""},
+		}},
+		Outputs: []Port{{Name: "y", DataType: tensor.FP32}},
 		Defaults: []Port{
 			{Name: "flag", DataType: tensor.Bool, Shape: []int64{}},
 			{Name: "w", DataType: tensor.FP32, Shape: []int64{4, 2}},

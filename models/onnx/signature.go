@@ -180,6 +180,7 @@ type value struct {
 	element  uint64
 	hasShape bool
 	shape    []int64
+	dims     []string // the names of dimensions, as in Port; nil: none has one
 }
 
 func read(m message) (*Signature, error) {
@@ -256,7 +257,7 @@ func (r *reader) addOutputs(m message) error {
 		p, err := v.toPort("output")
 		if columns, ok := maps[v.name]; ok && v.kind != "" {
 			v.kind, v.element, v.hasShape = "", floatElement, true
-			v.shape = []int64{Dynamic, int64(len(columns))}
+			v.shape, v.dims = []int64{Dynamic, int64(len(columns))}, nil
 			p, err = v.toPort("output")
 			p.Labels = columns
 		}
@@ -296,7 +297,7 @@ func (v value) toPort(role string) (Port, error) {
 			"%s %q has ONNX element type %d, which the protocol has no name for", role, v.name,
 			v.element)
 	}
-	p := Port{Name: v.name, DataType: dataType, Shape: v.shape}
+	p := Port{Name: v.name, DataType: dataType, Shape: v.shape, Dims: v.dims}
 	if v.hasShape && p.Shape == nil {
 		p.Shape = []int64{} // a scalar
 	}
@@ -708,8 +709,14 @@ func (v *value) readTensorType(f field) error {
 				if f.number != shapeDim {
 					return nil
 				}
-				d, err := readDim(f)
+				d, name, err := readDim(f)
 				v.shape = append(v.shape, d)
+				if name != "" && v.dims == nil {
+					v.dims = make([]string, len(v.shape)-1)
+				}
+				if v.dims != nil {
+					v.dims = append(v.dims, name)
+				}
 				return err
 			})
 		}
@@ -717,22 +724,31 @@ func (v *value) readTensorType(f field) error {
 	})
 }
 
-// readDim returns a dimension's size. It is Dynamic for a dimension with a name, without a size, or
-// with a negative size, which some exporters write.
-func readDim(f field) (int64, error) {
+// readDim returns a dimension's size, and its name if it has one that messages can carry. The size is
+// Dynamic for a dimension with a name, without a size, or with a negative size, which some exporters
+// write.
+func readDim(f field) (size int64, name string, err error) {
 	m, err := f.readMessage()
 	if err != nil {
-		return 0, err
+		return 0, "", err
 	}
-	d := int64(Dynamic)
+	size = Dynamic
 	err = m.eachField(func(f field) error {
 		var err error
-		if f.number == dimValue {
-			if d, err = f.readInteger(); d < 0 {
-				d = Dynamic
+		switch f.number {
+		case dimValue: // one of the two: the last counts
+			name = ""
+			if size, err = f.readInteger(); size < 0 {
+				size = Dynamic
 			}
+		case dimParam:
+			size = Dynamic
+			name, err = f.readText()
 		}
 		return err
 	})
-	return d, err
+	if len(name) > maxNameBytes || !utf8.ValidString(name) {
+		name = ""
+	}
+	return size, name, err
 }

@@ -197,8 +197,8 @@ func (x External) encode(e *encoder) {
 	entry("length", strconv.FormatInt(x.Length, 10))
 }
 
-// encode writes the port as a ValueInfoProto. It names a dynamic first dimension "batch", which
-// means that it is equal in all ports.
+// encode writes the port as a ValueInfoProto. Without Dims it names a dynamic first dimension
+// "batch", which means that it is equal in all ports.
 func (p Port) encode(e *encoder) {
 	e.writeText(valueName, p.Name)
 	e.writeMessage(valueType, func(e *encoder) {
@@ -213,6 +213,8 @@ func (p Port) encode(e *encoder) {
 						switch {
 						case d != Dynamic:
 							e.writeInteger(dimValue, d)
+						case p.Dims != nil:
+							e.writeText(dimParam, p.Dims[i])
 						case i == 0:
 							e.writeText(dimParam, "batch")
 						}
