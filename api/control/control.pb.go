@@ -3754,7 +3754,11 @@ type Submit struct {
 	// load_share is the share of the agents, in (0, 1], that may hold a model only because clients
 	// with the right to have models loaded ask for it; 0: the query's client has no such right. A
 	// leader believes it of agents' gateways only; older leaders ignore it.
-	LoadShare     float64 `protobuf:"fixed64,15,opt,name=load_share,json=loadShare,proto3" json:"load_share,omitempty"`
+	LoadShare float64 `protobuf:"fixed64,15,opt,name=load_share,json=loadShare,proto3" json:"load_share,omitempty"`
+	// batch_size counts the query's candidates; users are those that they are for, 0 where each row
+	// has its own, and values those of its ragged inputs. Older leaders go by batch_size alone.
+	Users         uint32 `protobuf:"varint,16,opt,name=users,proto3" json:"users,omitempty"`
+	Values        uint64 `protobuf:"varint,17,opt,name=values,proto3" json:"values,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3890,6 +3894,20 @@ func (x *Submit) GetLeastAccuracy() float64 {
 func (x *Submit) GetLoadShare() float64 {
 	if x != nil {
 		return x.LoadShare
+	}
+	return 0
+}
+
+func (x *Submit) GetUsers() uint32 {
+	if x != nil {
+		return x.Users
+	}
+	return 0
+}
+
+func (x *Submit) GetValues() uint64 {
+	if x != nil {
+		return x.Values
 	}
 	return 0
 }
@@ -5160,7 +5178,11 @@ type Completed struct {
 	Shadow    bool `protobuf:"varint,20,opt,name=shadow,proto3" json:"shadow,omitempty"`                        // no client's query; see Attempt's header
 	NonFinite bool `protobuf:"varint,21,opt,name=non_finite,json=nonFinite,proto3" json:"non_finite,omitempty"` // the answer has NaN or infinity in a floating-point output
 	// The lane has run the query, which has failed nonetheless: its client cannot have the answer.
-	NoAnswer      bool `protobuf:"varint,22,opt,name=no_answer,json=noAnswer,proto3" json:"no_answer,omitempty"`
+	NoAnswer      bool   `protobuf:"varint,22,opt,name=no_answer,json=noAnswer,proto3" json:"no_answer,omitempty"`
+	Users         uint32 `protobuf:"varint,23,opt,name=users,proto3" json:"users,omitempty"` // of the query, as in Submit; so is the next one
+	Values        uint64 `protobuf:"varint,24,opt,name=values,proto3" json:"values,omitempty"`
+	MergedUsers   uint32 `protobuf:"varint,25,opt,name=merged_users,json=mergedUsers,proto3" json:"merged_users,omitempty"` // where several queries ran as one: those of all; so is the next one
+	MergedValues  uint64 `protobuf:"varint,26,opt,name=merged_values,json=mergedValues,proto3" json:"merged_values,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5328,6 +5350,34 @@ func (x *Completed) GetNoAnswer() bool {
 	return false
 }
 
+func (x *Completed) GetUsers() uint32 {
+	if x != nil {
+		return x.Users
+	}
+	return 0
+}
+
+func (x *Completed) GetValues() uint64 {
+	if x != nil {
+		return x.Values
+	}
+	return 0
+}
+
+func (x *Completed) GetMergedUsers() uint32 {
+	if x != nil {
+		return x.MergedUsers
+	}
+	return 0
+}
+
+func (x *Completed) GetMergedValues() uint64 {
+	if x != nil {
+		return x.MergedValues
+	}
+	return 0
+}
+
 // A Held is a query that a worker has, running or waiting.
 type Held struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -5431,6 +5481,8 @@ type ProbeRequest struct {
 	TimeLeftNs    int64                  `protobuf:"varint,6,opt,name=time_left_ns,json=timeLeftNs,proto3" json:"time_left_ns,omitempty"`
 	Release       bool                   `protobuf:"varint,7,opt,name=release,proto3" json:"release,omitempty"`  // the reservation id is not needed
 	Gateway       uint64                 `protobuf:"fixed64,8,opt,name=gateway,proto3" json:"gateway,omitempty"` // who asks; ids are its own
+	Users         uint32                 `protobuf:"varint,9,opt,name=users,proto3" json:"users,omitempty"`      // as in Submit; so is the next one
+	Values        uint64                 `protobuf:"varint,10,opt,name=values,proto3" json:"values,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5517,6 +5569,20 @@ func (x *ProbeRequest) GetRelease() bool {
 func (x *ProbeRequest) GetGateway() uint64 {
 	if x != nil {
 		return x.Gateway
+	}
+	return 0
+}
+
+func (x *ProbeRequest) GetUsers() uint32 {
+	if x != nil {
+		return x.Users
+	}
+	return 0
+}
+
+func (x *ProbeRequest) GetValues() uint64 {
+	if x != nil {
+		return x.Values
 	}
 	return 0
 }
@@ -8272,7 +8338,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\rR\bprotocol\x12\x14\n" +
 	"\x05agent\x18\x03 \x01(\tR\x05agent\x12'\n" +
-	"\x0fnewest_protocol\x18\x04 \x01(\rR\x0enewestProtocol\"\xae\x03\n" +
+	"\x0fnewest_protocol\x18\x04 \x01(\rR\x0enewestProtocol\"\xdc\x03\n" +
 	"\x06Submit\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x18\n" +
@@ -8294,7 +8360,9 @@ const file_control_control_proto_rawDesc = "" +
 	"\x06splits\x18\r \x01(\bR\x06splits\x12%\n" +
 	"\x0eleast_accuracy\x18\x0e \x01(\x01R\rleastAccuracy\x12\x1d\n" +
 	"\n" +
-	"load_share\x18\x0f \x01(\x01R\tloadShare\"\xad\x03\n" +
+	"load_share\x18\x0f \x01(\x01R\tloadShare\x12\x14\n" +
+	"\x05users\x18\x10 \x01(\rR\x05users\x12\x16\n" +
+	"\x06values\x18\x11 \x01(\x04R\x06values\"\xad\x03\n" +
 	"\fMatchMessage\x12\x1a\n" +
 	"\breceived\x18\x01 \x01(\x04R\breceived\x121\n" +
 	"\x06assign\x18\x02 \x03(\v2\x19.muster.control.v1.AssignR\x06assign\x121\n" +
@@ -8407,7 +8475,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\aversion\x18\x04 \x01(\x04R\aversion\"?\n" +
 	"\rPlaceResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x14\n" +
-	"\x05lines\x18\x02 \x03(\tR\x05lines\"\x93\x04\n" +
+	"\x05lines\x18\x02 \x03(\tR\x05lines\"\x89\x05\n" +
 	"\tCompleted\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x18\n" +
@@ -8432,7 +8500,11 @@ const file_control_control_proto_rawDesc = "" +
 	"\x06shadow\x18\x14 \x01(\bR\x06shadow\x12\x1d\n" +
 	"\n" +
 	"non_finite\x18\x15 \x01(\bR\tnonFinite\x12\x1b\n" +
-	"\tno_answer\x18\x16 \x01(\bR\bnoAnswer\"\xb9\x01\n" +
+	"\tno_answer\x18\x16 \x01(\bR\bnoAnswer\x12\x14\n" +
+	"\x05users\x18\x17 \x01(\rR\x05users\x12\x16\n" +
+	"\x06values\x18\x18 \x01(\x04R\x06values\x12!\n" +
+	"\fmerged_users\x18\x19 \x01(\rR\vmergedUsers\x12#\n" +
+	"\rmerged_values\x18\x1a \x01(\x04R\fmergedValues\"\xb9\x01\n" +
 	"\x04Held\x12\x18\n" +
 	"\agateway\x18\x01 \x01(\x06R\agateway\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x18\n" +
@@ -8441,7 +8513,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05model\x18\x05 \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\x06 \x01(\x03R\aversion\x12\x1d\n" +
 	"\n" +
-	"batch_size\x18\a \x01(\rR\tbatchSize\"\xd9\x01\n" +
+	"batch_size\x18\a \x01(\rR\tbatchSize\"\x87\x02\n" +
 	"\fProbeRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x18\n" +
@@ -8452,7 +8524,10 @@ const file_control_control_proto_rawDesc = "" +
 	"\ftime_left_ns\x18\x06 \x01(\x03R\n" +
 	"timeLeftNs\x12\x18\n" +
 	"\arelease\x18\a \x01(\bR\arelease\x12\x18\n" +
-	"\agateway\x18\b \x01(\x06R\agateway\"]\n" +
+	"\agateway\x18\b \x01(\x06R\agateway\x12\x14\n" +
+	"\x05users\x18\t \x01(\rR\x05users\x12\x16\n" +
+	"\x06values\x18\n" +
+	" \x01(\x04R\x06values\"]\n" +
 	"\vProbeAnswer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1b\n" +
 	"\tfinish_ns\x18\x02 \x01(\x03R\bfinishNs\x12!\n" +

@@ -11,7 +11,12 @@ type Versions struct{ Oldest, Newest uint32 }
 // other understands, and then keep at least the version before, so that a fleet can be upgraded
 // agent by agent. Raise the oldest only when old and new code would misunderstand each other, or to
 // remove code for old peers. Until then, add fields to messages, which older code ignores.
-var Spoken = Versions{Oldest: 7, Newest: 7}
+var Spoken = Versions{Oldest: 7, Newest: VersionRoles}
+
+// VersionRoles is the first version in which a query may have its user's inputs once beside many
+// candidates, and inputs of several values a row: agents and gateways that speak it know the roles
+// of a model's inputs.
+const VersionRoles = 8
 
 // VersionsOf returns the versions from a message's two fields. newest is 0 in messages of code that
 // speaks one version and has no field for the newest, which was before version 3.
@@ -21,6 +26,9 @@ func VersionsOf(oldest, newest uint32) Versions {
 
 // Versions returns the versions that the agent speaks.
 func (m *Member) Versions() Versions { return VersionsOf(m.GetProtocol(), m.GetNewestProtocol()) }
+
+// KnowsRoles reports whether the agent speaks a version of [VersionRoles] or later.
+func (m *Member) KnowsRoles() bool { return m.Versions().Newest >= VersionRoles }
 
 // String returns "version 2" or "versions 2 to 3".
 func (v Versions) String() string {
