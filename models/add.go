@@ -82,6 +82,12 @@ func (v *Version) Batches() string {
 		return "no: each query is one item, and runs alone"
 	}
 	text := fmt.Sprintf("up to %d rows a query", v.Config.LargestBatchSize)
+	if v.Roles != nil && !v.Roles.CanSplit() {
+		return text + ", neither split nor merged"
+	}
+	if v.Config.RowsIndependent && v.Roles != nil && !v.Roles.CanMerge() {
+		return text + ", split"
+	}
 	if v.Config.RowsIndependent {
 		return text + ", split and merged"
 	}

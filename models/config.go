@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/triton"
 )
 
@@ -108,8 +109,10 @@ type Config struct {
 	// dropped; at least QoSTarget, default 10 x QoSTarget. Longer timeouts of clients count as a
 	// minute, or as Deadline if that is more.
 	Deadline time.Duration
-	// LargestBatchSize bounds a query's batch size; in [1, 2^20], default 1000.
+	// LargestBatchSize bounds a query's batch size; in [1, 2^20], default 1000. Where the settings do
+	// not say it (StatesBatchSize), it is 4096 for a version with roles.
 	LargestBatchSize int
+	StatesBatchSize  bool
 	// RowsIndependent is whether each row of the outputs depends only on the same row of the
 	// inputs. A large batch may then run in pieces. Default false.
 	RowsIndependent bool
@@ -144,6 +147,13 @@ type Config struct {
 	Metric Metric
 	// Measured is how Score was measured.
 	Measured Measurement
+	// Ragged, SizeOf and SentOnce, and the roles of Inputs and Outputs, say what a query of a ranker
+	// consists of; see package roles. Without any of them the names of the model's dimensions tell it,
+	// unless NeverSentOnce is set.
+	Ragged        []roles.Feature
+	SizeOf        Size
+	SentOnce      []string // inputs of the user
+	NeverSentOnce bool
 	// Inputs and Outputs may name some or all inputs and outputs of the model, to add id bounds and
 	// shapes. Data types and shapes that they give must agree with the model's.
 	Inputs  []Port

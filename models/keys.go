@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-serve/muster/api/document"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/tensor"
 )
 
@@ -36,7 +37,105 @@ func describeMilliseconds(largest time.Duration) string {
 
 // configKeys are those of a model.yaml.
 func (p *parser) configKeys(c *Config, g *givenValues) []document.Key {
-	return slices.Concat(p.targetKeys(c, g), p.runKeys(c, g), p.modelKeys(c, g))
+	return slices.Concat(p.targetKeys(c, g), p.runKeys(c, g), p.rankKeys(c, g), p.modelKeys(c, g))
+}
+
+// rankKeys are those that say what a query of a ranker consists of. A file with one of them asks for
+// rolesFormat.
+func (p *parser) rankKeys(c *Config, g *givenValues) []document.Key {
+	return []document.Key{
+		{
+			Name: "sent_once", Type: "list of names, or `false`",
+			Default: "the inputs that the names of the model's dimensions tell",
+			Meaning: "the inputs of the user, which a query has once beside many candidates " +
+				"([ranking](ranking.md)). With `false` names of dimensions tell nothing.",
+			Read: func(key string, v *yaml.Node) { p.sentOnce(key, v, c, g) },
+		},
+		{
+			Name: "ragged", Type: "list",
+			Default: "the inputs that the names of the model's inputs and dimensions tell",
+			Meaning: "features of several values a row or user.",
+			Read:    func(key string, v *yaml.Node) { p.readRagged(key, v, c, g) },
+			Keys:    p.featureKeys(new(roles.Feature)), Of: "[]",
+		},
+		{
+			Name: "size_of", Type: "name of an input, or `NAME:DIMENSION` with a whole number from 0 on",
+			Default: "the first dimension of inputs of role `row`",
+			Meaning: "what counts as the size of a query. Queries are neither split nor merged by another " +
+				"dimension than the first.",
+			Read: func(key string, v *yaml.Node) { p.sizeOf(key, v, c, g) },
+		},
+	}
+}
+
+// featureKeys are those of a ragged feature.
+func (p *parser) featureKeys(f *roles.Feature) []document.Key {
+	index := func(form roles.Form, meaning string) document.Key {
+		return document.Key{
+			Name: string(form), Type: "name of an input", Meaning: meaning,
+			Read: func(key string, n *yaml.Node) {
+				if f.Index != "" {
+					p.Fault(n, "%s: %s is given, too, expected one of %s, %s and %s", key, f.Form,
+						roles.Lengths, roles.Offsets, roles.RowSplits)
+				}
+				f.Form = form
+				p.text(key, n, &f.Index)
+			},
+		}
+	}
+	return []document.Key{
+		{
+			Name: "values", Type: "name of an input", Meaning: "that with the values. It must be given.",
+			Read: func(key string, n *yaml.Node) { p.text(key, n, &f.Values) },
+		},
+		index(roles.Lengths, "that with the number of values of each row (TorchRec); this, `offsets` or "+
+			"`row_splits` must be given."),
+		index(roles.Offsets, "that with where the values of each row begin (PyTorch)."),
+		index(roles.RowSplits, "that with where they begin, and at last where all end (TensorFlow)."),
+		{
+			Name: "weights", Type: "name of an input", Meaning: "that with a weight for each value.",
+			Read: func(key string, n *yaml.Node) { p.text(key, n, &f.Weights) },
+		},
+		{
+			Name: "per", Type: "`row` or `user`", Default: "`row`", Meaning: "whose the values are.",
+			Read: func(key string, n *yaml.Node) {
+				if f.Per = roles.Role(n.Value); f.Per != roles.Row && f.Per != roles.User {
+					p.addFault(key, n, fmt.Sprintf("%q or %q", roles.Row, roles.User))
+				}
+			},
+		},
+		{
+			Name: "keys", Type: atLeastOne, Default: "1", Meaning: "of how many features the values are.",
+			Read: func(key string, n *yaml.Node) {
+				if i, ok := p.readInteger(key, n, tensor.MaxCount); ok {
+					f.Keys = int(i)
+				}
+			},
+		},
+		{
+			Name: "layout", Type: "`key_major` or `row_major`", Default: "`row_major`",
+			Meaning: "of several `keys`: whether all values of the first feature come first (TorchRec), or " +
+				"those of the first row.",
+			Read: func(key string, n *yaml.Node) {
+				switch n.Value {
+				case "key_major":
+					f.KeyMajor = true
+				case "row_major":
+				default:
+					p.addFault(key, n, `"key_major" or "row_major"`)
+				}
+			},
+		},
+		{
+			Name: "last_offset", Type: trueOrFalse, Default: "`false`",
+			Meaning: "whether `offsets` end with the number of values, so that there is one more than rows.",
+			Read:    func(key string, n *yaml.Node) { p.readBoolean(key, n, &f.LastOffset) },
+		},
+		{
+			Name: "table", Type: anyText, Meaning: "the embedding table of the values, for information.",
+			Read: func(key string, n *yaml.Node) { p.text(key, n, &f.Table) },
+		},
+	}
 }
 
 // targetKeys are those that say which queries are taken, and within which time.
@@ -86,11 +185,11 @@ func (p *parser) targetKeys(c *Config, g *givenValues) []document.Key {
 		},
 		{
 			Name: "largest_batch_size", Type: fmt.Sprintf("whole number, 1 to %d", largestBatchSize),
-			Default: fmt.Sprint(defaults.LargestBatchSize),
+			Default: fmt.Sprintf("%d, of a ranker %d", defaults.LargestBatchSize, largestRanking),
 			Meaning: "a query with more items is refused.",
 			Read: func(key string, v *yaml.Node) {
 				if i, ok := p.readInteger(key, v, largestBatchSize); ok {
-					c.LargestBatchSize = int(i)
+					c.LargestBatchSize, c.StatesBatchSize = int(i), true
 				}
 			},
 		},
@@ -287,6 +386,19 @@ func (p *parser) portKeys(port *Port, isInput bool) []document.Key {
 			Default: "the model's",
 			Meaning: "the dimensions. The first is the batch size, so -1.",
 			Read:    func(key string, n *yaml.Node) { port.Shape = p.readShape(key, n) },
+		},
+		{
+			Name: "role", Type: "`row`, `user` or `query`",
+			Default: "what the names of the model's dimensions tell",
+			Meaning: "what the first dimension stands for in a [ranker](ranking.md): the candidates, the " +
+				"user, or nothing that others have too.",
+			Read: func(key string, n *yaml.Node) {
+				switch port.Role = roles.Role(n.Value); port.Role {
+				case roles.Row, roles.User, roles.Query:
+				default:
+					p.addFault(key, n, fmt.Sprintf("%q, %q or %q", roles.Row, roles.User, roles.Query))
+				}
+			},
 		},
 	}
 	if !isInput {

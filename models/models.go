@@ -12,6 +12,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models/onnx"
 )
@@ -53,6 +54,8 @@ type Port struct {
 	// Varies is whether an output may have another shape than Shape says: its file fixes the first
 	// dimension, beside outputs with a row for each item.
 	Varies bool
+	// Role is what the first dimension stands for in a version with [Version.Roles]; else "".
+	Role roles.Role
 }
 
 // IsScalar reports whether the tensor has no dimensions. Such an input is the same for all items.
@@ -60,7 +63,9 @@ func (p *Port) IsScalar() bool { return p.Shape != nil && len(p.Shape) == 0 }
 
 // HasRows reports whether the first dimension of the tensors of a version that is not batchless is
 // the batch size.
-func (p *Port) HasRows() bool { return !p.Whole && !p.IsScalar() }
+func (p *Port) HasRows() bool {
+	return !p.Whole && !p.IsScalar() && (p.Role == "" || p.Role == roles.Row)
+}
 
 // Reshape returns a shape that a query has in the form of to, where it has the form of from; one of
 // them is Shape and the other ModelShape. Dynamic dimensions of to are those of from, in their
@@ -145,7 +150,13 @@ type Version struct {
 	// Batchless is whether the tensors have no batch dimension. A query then is one item, whatever
 	// its shapes, and neither runs in pieces nor with others; Config.LargestBatchSize is 1.
 	Batchless bool
-	Config    Config
+	// Roles are those of the inputs and outputs of a ranker, whose queries are of one user and many
+	// candidates; nil: the first dimension of all is the batch size, unless the version is batchless.
+	Roles *roles.Roles
+	// FixesFirst is whether the first dimension of an input is fixed, so that agents which know no
+	// roles take the version for batchless.
+	FixesFirst bool
+	Config     Config
 }
 
 // String returns the version's name for log lines and errors, such as "ncf version 1".
@@ -201,7 +212,10 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	v := &Version{Model: model, Number: number, Path: path, Config: c}
 	var errs []error
 	why := s.Batchless()
-	whole := c.Batchless || why != ""
+	v.FixesFirst = why != ""
+	inferred := v.Config.findRoles(s)
+	ranks := inferred != nil || c.SaysRoles()
+	whole := c.Batchless || why != "" && !ranks
 	errs = v.setInputs(s, whole)
 	outputs, more := mergePorts("output", freeFirst(s.Outputs, whole), c.Outputs, c.Batchless)
 	v.Outputs = outputs
@@ -209,6 +223,11 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	v.noteOutputs(s)
 	errs = append(errs, v.checkInputs()...)
 	switch {
+	case ranks && len(errs) > 0:
+	case inferred != nil:
+		errs = append(errs, v.useRoles(*inferred, true))
+	case ranks:
+		errs = append(errs, v.stateRoles(s))
 	case c.Batchless:
 		errs = append(errs, v.withoutBatch("max_batch_size is 0 in "+TritonFile))
 	case why == "":
@@ -272,6 +291,11 @@ func (v *Version) checkInputs() (errs []error) {
 // what comes in without rows is of one query, and a scalar that comes out is made of all its rows.
 func (v *Version) keepWhole() {
 	i := slices.IndexFunc(slices.Concat(v.Inputs, v.Outputs), func(p Port) bool {
+		if v.Roles != nil { // which say what belongs to whom
+			return p.Role == roles.Query && slices.Contains(v.Roles.Outputs, roles.Port{
+				Name: p.Name, Role: p.Role,
+			}) || p.Optional
+		}
 		return !p.HasRows() || p.Optional
 	})
 	if i < 0 || v.Batchless || !v.Config.RowsIndependent {
@@ -474,11 +498,19 @@ func FileVersion(path string) (*Version, error) {
 	}
 	v := &Version{Model: filepath.Base(path), Number: 1, Path: path, Config: DefaultConfig()}
 	why := s.Batchless()
+	v.FixesFirst = why != ""
+	inferred := v.Config.findRoles(s)
+	if inferred != nil {
+		why = ""
+	}
 	v.setInputs(s, why != "")
 	v.Outputs, _ = mergePorts("output", freeFirst(s.Outputs, why != ""), nil, false)
 	v.noteOutputs(s)
 	if err := errors.Join(v.checkInputs()...); err != nil {
 		return nil, fmt.Errorf("read model %s: %w", path, err)
+	}
+	if inferred != nil {
+		return v, v.useRoles(*inferred, true)
 	}
 	if why != "" {
 		return v, v.withoutBatch(why)

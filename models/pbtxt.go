@@ -107,7 +107,7 @@ func (r *tritonReader) read(t *triton.ModelConfig, model string) {
 		return
 	}
 	if most > 0 {
-		c.LargestBatchSize = int(most)
+		c.LargestBatchSize, c.StatesBatchSize = int(most), true
 	}
 	for i, p := range t.GetInput() {
 		c.Inputs = append(c.Inputs, r.readPort("input", p.GetName(), p.GetDataType(), p.GetDims(),

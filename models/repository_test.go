@@ -18,6 +18,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/muster-serve/muster/api/document"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models/onnx"
 )
@@ -492,7 +493,7 @@ func TestChangedFormat(t *testing.T) {
 		b.start()
 		b.serves("ncf", 1)
 
-		const later = "versions: of a later form\nlater: 1\nrequires: 2\n"
+		later := fmt.Sprintf("versions: of a later form\nlater: 1\nrequires: %d\n", document.Format+1)
 		b.write("ncf/model.yaml", later)
 		b.add("wnd/1")
 		b.write("wnd/model.yaml", later)
@@ -503,7 +504,8 @@ func TestChangedFormat(t *testing.T) {
 			t.Errorf("the QoS target is %v, want that of before", got)
 		}
 		held.Release()
-		why := "model.yaml:3: requires format 2, but this version of Muster knows formats up to 1"
+		why := fmt.Sprintf("model.yaml:3: requires format %d, but this version of Muster knows formats "+
+			"up to %d", document.Format+1, document.Format)
 		b.status("ncf", 1, Ready, "what was loaded before serves: "+
 			filepath.Join(b.dir, "ncf", why))
 		b.status("wnd", 1, Unavailable, filepath.Join(b.dir, "wnd", why))

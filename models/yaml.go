@@ -1,6 +1,7 @@
 package models
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"github.com/muster-serve/muster/api/document"
 	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/tensor"
 )
 
@@ -152,7 +154,11 @@ type givenValues struct {
 
 	inputs, outputs []Port
 	splits          bool
+	ranks           *yaml.Node // the first key or value that asks for rolesFormat
 }
+
+// rolesFormat is the first format of a model.yaml that says the roles of inputs.
+const rolesFormat = 2
 
 func (p *parser) config(n *yaml.Node, c *Config) {
 	g := givenValues{splits: true}
@@ -165,6 +171,11 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 
 // checkConfig checks settings against each other.
 func (p *parser) checkConfig(c *Config, g *givenValues) {
+	if c.SaysRoles() && c.Requires < rolesFormat {
+		p.Fault(cmp.Or(g.ranks, &yaml.Node{Line: 1}), "the file says the roles of inputs or outputs, "+
+			"which older versions of Muster do not know: it must say %s: %d, too", document.Requires,
+			rolesFormat)
+	}
 	if g.deadline != nil && c.Deadline < c.QoSTarget {
 		p.addFault("deadline_ms", g.deadline,
 			fmt.Sprintf("at least qos_target_ms, which is %s", milliseconds(c.QoSTarget)))
@@ -328,6 +339,57 @@ func (p *parser) readTable(key string, n *yaml.Node, c *Config) {
 	c.Tables = append(c.Tables, t)
 }
 
+// sentOnce reads the list of the user's inputs, or false.
+func (p *parser) sentOnce(key string, n *yaml.Node, c *Config, g *givenValues) {
+	g.ranks = cmp.Or(g.ranks, n)
+	if n.Kind == yaml.ScalarNode && n.Tag == "!!bool" && n.Value == "false" {
+		c.NeverSentOnce = true
+		return
+	}
+	p.readList(key, n, "a list of inputs, or false", func(key string, n *yaml.Node) {
+		var name string
+		if p.text(key, n, &name); name != "" {
+			c.SentOnce = append(c.SentOnce, name)
+		}
+	})
+}
+
+func (p *parser) readRagged(key string, n *yaml.Node, c *Config, g *givenValues) {
+	g.ranks = cmp.Or(g.ranks, n)
+	p.readList(key, n, "a list of ragged features", func(key string, n *yaml.Node) {
+		f := roles.Feature{Per: roles.Row}
+		before := p.CountFaults()
+		p.readMapping(key, n, p.featureKeys(&f))
+		switch {
+		case p.CountFaults() > before:
+		case f.Values == "" || f.Index == "":
+			p.Fault(n, "%s: expected values, and one of %s, %s and %s", key, roles.Lengths, roles.Offsets,
+				roles.RowSplits)
+		case f.LastOffset && f.Form != roles.Offsets:
+			p.Fault(n, "%s: last_offset is of %s, the feature has %s", key, roles.Offsets, f.Form)
+		default:
+			c.Ragged = append(c.Ragged, f)
+		}
+	})
+}
+
+// sizeOf reads NAME or NAME:DIMENSION. A name with a colon needs the dimension.
+func (p *parser) sizeOf(key string, n *yaml.Node, c *Config, g *givenValues) {
+	g.ranks = cmp.Or(g.ranks, n)
+	var text string
+	if p.text(key, n, &text); text == "" {
+		return
+	}
+	c.SizeOf = Size{Input: text}
+	if i := strings.LastIndexByte(text, ':'); i >= 0 {
+		dim, err := strconv.Atoi(text[i+1:])
+		if c.SizeOf = (Size{text[:i], dim}); err != nil || dim < 0 || i == 0 {
+			p.addFault(key, n, "the name of an input, or NAME:DIMENSION")
+			c.SizeOf = Size{}
+		}
+	}
+}
+
 func (p *parser) readSeed(key string, n *yaml.Node, into *uint64) {
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" || n.Decode(into) != nil {
 		p.addFault(key, n, "a whole number of at least 0")
@@ -355,6 +417,7 @@ func (c Config) YAML() ([]byte, error) {
 		DataType tensor.DataType `yaml:"data_type,omitempty"`
 		Shape    []int64         `yaml:"shape,omitempty,flow"`
 		IDBounds []int64         `yaml:"id_bounds,omitempty,flow"`
+		Role     roles.Role      `yaml:"role,omitempty"`
 	}
 	type provenance struct {
 		Generator    string `yaml:"generator,omitempty"`
@@ -382,6 +445,9 @@ func (c Config) YAML() ([]byte, error) {
 		Score            float64           `yaml:"score,omitempty"`
 		Metric           Metric            `yaml:"metric,omitempty"`
 		Measured         *measurement      `yaml:"measured,omitempty,flow"`
+		SentOnce         any               `yaml:"sent_once,omitempty,flow"`
+		Ragged           []yamlFeature     `yaml:"ragged,omitempty,flow"`
+		SizeOf           string            `yaml:"size_of,omitempty"`
 		Inputs           []port            `yaml:"inputs,omitempty"`
 		Outputs          []port            `yaml:"outputs,omitempty"`
 		Tables           []table           `yaml:"tables,omitempty"`
@@ -396,6 +462,9 @@ func (c Config) YAML() ([]byte, error) {
 		Merge:            c.Merge,
 		TF32:             c.TF32,
 		Late:             c.Late,
+		SentOnce:         c.yamlSentOnce(),
+		Ragged:           yamlFeatures(c.Ragged),
+		SizeOf:           c.SizeOf.String(),
 		Family:           c.Family,
 		Accuracy:         c.Accuracy,
 		Score:            c.Score,
@@ -419,7 +488,7 @@ func (c Config) YAML() ([]byte, error) {
 	if c.KeepWhole {
 		document.Split = new(bool)
 	}
-	written := func(p Port) port { return port{p.Name, p.DataType, p.Shape, p.IDBounds} }
+	written := func(p Port) port { return port{p.Name, p.DataType, p.Shape, p.IDBounds, p.Role} }
 	for _, p := range c.Inputs {
 		document.Inputs = append(document.Inputs, written(p))
 	}
@@ -430,6 +499,52 @@ func (c Config) YAML() ([]byte, error) {
 		document.Tables = append(document.Tables, table(t))
 	}
 	return yaml.Marshal(document)
+}
+
+// yamlSentOnce returns the value of sent_once; nil: it is left out.
+func (c *Config) yamlSentOnce() any {
+	switch {
+	case c.NeverSentOnce:
+		return false
+	case len(c.SentOnce) > 0:
+		return c.SentOnce
+	}
+	return nil
+}
+
+// yamlFeature is a ragged feature as YAML shows it.
+type yamlFeature struct {
+	Values     string     `yaml:"values"`
+	Lengths    string     `yaml:"lengths,omitempty"`
+	Offsets    string     `yaml:"offsets,omitempty"`
+	RowSplits  string     `yaml:"row_splits,omitempty"`
+	Weights    string     `yaml:"weights,omitempty"`
+	Per        roles.Role `yaml:"per,omitempty"`
+	Keys       int        `yaml:"keys,omitempty"`
+	Layout     string     `yaml:"layout,omitempty"`
+	LastOffset bool       `yaml:"last_offset,omitempty"`
+	Table      string     `yaml:"table,omitempty"`
+}
+
+// yamlFeatures returns ragged features as YAML shows them.
+func yamlFeatures(all []roles.Feature) (written []yamlFeature) {
+	for _, f := range all {
+		w := yamlFeature{Values: f.Values, Weights: f.Weights, Per: f.Per, Keys: f.Keys,
+			LastOffset: f.LastOffset, Table: f.Table}
+		switch f.Form {
+		case roles.Lengths:
+			w.Lengths = f.Index
+		case roles.Offsets:
+			w.Offsets = f.Index
+		case roles.RowSplits:
+			w.RowSplits = f.Index
+		}
+		if f.KeyMajor {
+			w.Layout = "key_major"
+		}
+		written = append(written, w)
+	}
+	return written
 }
 
 // measurement is a Measurement as YAML shows it.

@@ -421,14 +421,15 @@ func (s *Server) largestBody(model, version string) (int64, error) {
 			return 0, outcome.Invalid("%s", why)
 		}
 		return largestQuery(members.PortsOf(f.Variants[0].Metadata.GetInputs()),
-			int(f.LargestBatchSize()), isBatchless(f.Variants[0].Model), jsonElement,
+			int(f.LargestBatchSize()), isFree(f.Variants[0].Model), jsonElement,
 			s.config.MaxWaitingBytes), nil
 	}
 	loaded, err := s.config.Worker.Acquire(model, version)
 	if err == nil {
 		defer loaded.Release()
 		v := loaded.Version
-		return largestQuery(v.Inputs, v.Config.LargestBatchSize, v.Batchless, jsonElement,
+		free := v.Batchless || v.Roles != nil && v.Roles.NeedsRoles()
+		return largestQuery(v.Inputs, v.Config.LargestBatchSize, free, jsonElement,
 			s.config.MaxWaitingBytes), nil
 	}
 	if s.alone.Load() || errors.Is(err, outcome.ErrInvalid) {
@@ -443,7 +444,14 @@ func (s *Server) largestBody(model, version string) (int64, error) {
 		return 0, s.whileStarting(err)
 	}
 	return largestQuery(members.PortsOf(m.Metadata.GetInputs()), int(m.LargestBatchSize),
-		isBatchless(m), jsonElement, s.config.MaxWaitingBytes), nil
+		isFree(m), jsonElement, s.config.MaxWaitingBytes), nil
+}
+
+// isFree reports whether the first dimensions of a model's inputs may have any size: there is no batch
+// dimension, or inputs have several values a row.
+func isFree(m *control.Model) bool {
+	p, _ := oip.ParseProperties(m.GetMetadata().GetProperties())
+	return p.Batchless || p.Roles != nil && p.Roles.NeedsRoles()
 }
 
 // isBatchless reports whether the model of another agent's description has no batch dimension. An

@@ -178,7 +178,7 @@ func (s *Server) raiseSizeLimits(v *control.View,
 		}
 		for _, m := range member.Models {
 			s.allowLargest(members.PortsOf(m.Metadata.GetInputs()), int(m.LargestBatchSize),
-				isBatchless(m))
+				isFree(m))
 		}
 	}
 	return now

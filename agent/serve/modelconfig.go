@@ -83,7 +83,7 @@ func configOf(m *control.Model, file *triton.ModelConfig) *triton.ModelConfig {
 	}
 	properties, _ := oip.ParseProperties(m.GetMetadata().GetProperties()) // an agent's own
 	dims := func(p *inference.ModelMetadataResponse_TensorMetadata) []int64 { return p.GetShape() }
-	if !isBatchless(m) {
+	if !properties.Batchless && properties.Roles == nil { // Triton has no batches of some inputs
 		config.MaxBatchSize = int32(m.GetLargestBatchSize())
 		dims = withoutBatch
 	}

@@ -256,7 +256,8 @@ func (s *Server) ServeDashboard(h http.Handler) { s.dashboard = h }
 // Loaded raises the limit on a query's size to what the version allows, and makes the version's
 // series. It is called before the version serves.
 func (s *Server) Loaded(v *models.Version) {
-	s.allowLargest(v.Inputs, v.Config.LargestBatchSize, v.Batchless)
+	free := v.Batchless || v.Roles != nil && v.Roles.NeedsRoles()
+	s.allowLargest(v.Inputs, v.Config.LargestBatchSize, free)
 	s.config.Counts.makeSeries(v.Model, v.Number)
 }
 

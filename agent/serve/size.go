@@ -26,14 +26,14 @@ const (
 
 // largestQuery returns the largest size, in bytes, of a query of a model with these inputs, on a
 // wire with up to perElement bytes an element. The largest batch size determines it. It is limit if
-// the inputs have other free dimensions or strings, or if it would exceed limit. batchless is
+// the inputs have other free dimensions or strings, or if it would exceed limit. free is
 // whether the first dimension is no batch size.
-func largestQuery(inputs []models.Port, largestBatchSize int, batchless bool, perElement,
+func largestQuery(inputs []models.Port, largestBatchSize int, free bool, perElement,
 	limit int64) int64 {
 	total := int64(envelope)
 	for _, p := range inputs {
 		elements, row := int64(largestBatchSize), p.Shape[min(1, len(p.Shape)):]
-		if batchless {
+		if free {
 			elements, row = 1, p.Shape
 		}
 		for _, d := range row {
@@ -52,8 +52,8 @@ func largestQuery(inputs []models.Port, largestBatchSize int, batchless bool, pe
 
 // allowLargest raises the gRPC server's limit on a query's size to that of a model with these
 // inputs.
-func (s *Server) allowLargest(inputs []models.Port, largestBatchSize int, batchless bool) {
-	n := largestQuery(inputs, largestBatchSize, batchless, protobufElement,
+func (s *Server) allowLargest(inputs []models.Port, largestBatchSize int, free bool) {
+	n := largestQuery(inputs, largestBatchSize, free, protobufElement,
 		min(s.config.MaxWaitingBytes, math.MaxInt32))
 	for {
 		largest := s.largest.Load()

@@ -109,8 +109,12 @@ func (c *fileSums) versionChecksum(ctx context.Context, v *models.Version,
 	if v.Config.TF32 {
 		fmt.Fprintln(hash, "tf32")
 	}
-	if v.Batchless {
+	// As agents see the version that know no roles: what is inferred changes nothing.
+	if v.Batchless || v.Roles != nil && v.FixesFirst {
 		fmt.Fprintln(hash, "batchless")
+	}
+	if v.Roles != nil && v.Config.SaysRoles() {
+		fmt.Fprintln(hash, "roles", v.Roles)
 	}
 	for _, step := range v.Steps {
 		sum, err := c.versionChecksum(ctx, step.Version, rest)

@@ -182,6 +182,7 @@ func (w *Worker) Metadata(v *models.Version) *inference.ModelMetadataResponse {
 		Labels:           labelsOf(v.Outputs),
 		Optional:         optionalOf(v.Inputs),
 		Batchless:        v.Batchless,
+		Roles:            v.Roles,
 	}
 	if a := v.Config.Accuracy; a > 0 {
 		properties.Accuracy = map[string]float64{v.Model: a}

@@ -22,10 +22,10 @@ func TestSharedYAML(t *testing.T) {
 		{"[requires, 7]\n", 0, "requires 7", ""},
 		{"a: {requires: 7}\n", 0, "a", ""},
 		{"unknown: 1\na: 2\nrequires: " + next + "\n", 0, "", "f.yaml:3: requires format " + next +
-			", but this version of Muster knows formats up to 1: upgrade Muster here"},
+			fmt.Sprintf(", but this version of Muster knows formats up to %d: upgrade Muster here", Format)},
 		{"requires: 18446744073709551615", 0, "", "requires format 18446744073709551615"},
 		{"requires: 18446744073709551616", 0, "", `f.yaml:1: requires: got "18446744073709551616"`},
-		{"requires: 0", 0, "", `requires: got "0", want the number of a format, 1 to 1`},
+		{"requires: 0", 0, "", `requires: got "0", want the number of a format, 1 to ` + fmt.Sprint(Format)},
 		{"requires: two", 0, "", `requires: got "two"`},
 		{"requires: -1", 0, "", `requires: got "-1"`},
 		{"requires:", 0, "", "requires: got nothing"},

@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/muster-serve/muster/api/roles"
 )
 
 // Properties are the facts about a model that Muster adds to ModelMetadata, in its field
@@ -31,6 +33,9 @@ type Properties struct {
 	// Batchless is whether the tensors have no batch dimension, so that a query counts as one item:
 	// batchless, "true" or left out.
 	Batchless bool
+	// Roles are those of a ranker's inputs and outputs: roles, as [roles.Parse] reads it; nil: the model
+	// has none.
+	Roles *roles.Roles
 }
 
 const (
@@ -40,6 +45,7 @@ const (
 	labelsPrefix   = "labels."
 	batchless      = "batchless"
 	optional       = "optional"
+	rolesProperty  = "roles"
 )
 
 // Map returns p in the form of the field `properties`.
@@ -56,6 +62,9 @@ func (p Properties) Map() map[string]string {
 	number("largest_batch_size", float64(p.LargestBatchSize))
 	if p.Batchless {
 		m[batchless] = "true"
+	}
+	if p.Roles != nil {
+		m[rolesProperty] = p.Roles.String()
 	}
 	for input, bounds := range p.IDBounds {
 		s := make([]string, len(bounds))
@@ -133,6 +142,12 @@ func ParseProperties(m map[string]string) (Properties, error) {
 		}
 	}
 	p.Batchless = m[batchless] == "true"
+	if text := m[rolesProperty]; text != "" {
+		var err error
+		if p.Roles, err = roles.Parse(text); err != nil {
+			return Properties{}, fmt.Errorf("model property %s: %w", rolesProperty, err)
+		}
+	}
 	if list := m[optional]; list != "" {
 		var err error
 		if p.Optional, err = parseList(optional, list); err != nil {

@@ -100,8 +100,8 @@ func TestParseAccess(t *testing.T) {
 		{"no YAML", "clients: a: b\n", "access: "},
 		{"two documents", "clients: {}\n---\nclients: {}\n", "more than one document"},
 		{"all faults", "x: 1\nclients:\n  ads: 1\n", "access:3"},
-		{"later format", "x: 1\nrequires: 2\nclients: none\n",
-			"access:2: requires format 2, but this version of Muster knows formats up to 1: upgrade"},
+		{"later format", "x: 1\nrequires: 3\nclients: none\n",
+			"access:2: requires format 3, but this version of Muster knows formats up to 2: upgrade"},
 		{"no format", "requires: x\nclients: {}\n", `access:1: requires: got "x", want the number`},
 		{"nothing but a format", "requires: 1\n", "access: no clients"},
 	} {

@@ -158,6 +158,9 @@ func printPorts(w io.Writer, role string, ports []models.Port) {
 		if p.Optional {
 			text += ", may be left out"
 		}
+		if p.Role != "" {
+			text += fmt.Sprintf(", role %s", p.Role)
+		}
 		if b := p.Bounds(); len(b) > 0 {
 			text += fmt.Sprintf(", ids below %v", b)
 		}
