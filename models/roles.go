@@ -77,6 +77,21 @@ func (v *Version) useRoles(r roles.Roles, inferred bool) (err error) {
 	return nil
 }
 
+// flowRoles returns the roles of inputs as the graph's dimensions are followed by; nil: by shape.
+func (v *Version) flowRoles() map[string]onnx.Role {
+	if v.Roles == nil {
+		return nil
+	}
+	all := map[string]onnx.Role{}
+	for _, p := range v.Roles.Inputs {
+		all[p.Name] = map[roles.Role]onnx.Role{
+			roles.Row: onnx.RowRole, roles.User: onnx.UserRole, roles.Query: onnx.QueryRole,
+			roles.Ragged: onnx.RaggedRole,
+		}[p.Role]
+	}
+	return all
+}
+
 // describeRoles says in words what inputs and outputs are.
 func describeRoles(r *roles.Roles) string {
 	var parts []string
