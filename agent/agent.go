@@ -97,6 +97,7 @@ type Agent struct {
 	server     *serve.Server
 
 	stateless bool          // nothing can be written to the state directory
+	display   string        // the display name; set by Run
 	stateLock *os.File      // the lock of the state directory; nil: there is none
 	listening chan struct{} // closed when addresses is set
 	// closing ends when the lanes are drained and the servers begin to close.
@@ -119,7 +120,7 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	name := newName()
+	name := newName(config.Name)
 	events := serve.NewEvents(name)
 	a := &Agent{
 		config:    config,
@@ -231,6 +232,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	defer a.stateLock.Close() // nil if there is no lock
 	a.checkStateDir()
+	a.chooseDisplayName()
 	listeners, err := a.listen()
 	if err != nil {
 		return err
@@ -243,7 +245,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer a.gossip.Close()
 	a.log.Info("muster agent", "version", version.Current(), "agent", a.name,
 		"http", a.addresses.HTTP, "grpc", a.addresses.GRPC, "metrics", a.addresses.Metrics,
-		"advertised_grpc", a.advertised,
+		"name", a.display, "advertised_grpc", a.advertised,
 		"model_dir", a.config.ModelDir, eventKey, "started")
 
 	ctx, a.askedToStop = context.WithCancelCause(ctx)

@@ -177,6 +177,13 @@ type Config struct {
 	// Record is the path of a file to which this agent, while it leads, appends its events and
 	// decisions, for `muster sim --replay`. Empty, the default, records nothing.
 	Record string
+	// Name is the name by which people know this agent: at most 64 bytes without spaces. Two agents
+	// should not have the same. Empty, the default, means the one that StateDir keeps, else the
+	// host's.
+	Name string
+	// Price is what this machine costs, in USD per hour; 0, the default, means the price of its
+	// instance type in the catalogue.
+	Price float64
 	// InstanceType is the instance type of this machine. Empty, the default, makes the agent ask
 	// EC2's metadata service; if there is none, the type is named after the CPU and the number of
 	// cores.
@@ -385,6 +392,13 @@ func (c Config) Validate() error {
 	if err := validateInstanceType(c.InstanceType); err != nil {
 		fault("instance-type: %w", err)
 	}
+	if err := validateDisplayName(c.Name); err != nil {
+		fault("name: %q, %w", c.Name, err)
+	}
+	if !(c.Price >= 0 && c.Price <= maxPriceUSDPerHour) {
+		fault("price: %v, want USD per hour up to %v, or 0 for the price of the type", c.Price,
+			maxPriceUSDPerHour)
+	}
 	c.validateFleet(fault)
 	c.validateSecurity(fault)
 	return errors.Join(faults...)
@@ -518,6 +532,10 @@ func (c Config) gossipKeys() ([][]byte, error) {
 // largestInstanceType is the longest name of an instance type in bytes: the name must fit into a
 // gossip message.
 const largestInstanceType = 80
+
+// maxPriceUSDPerHour bounds the price of a machine. Chosen: far above that of any machine, and low
+// enough that sums stay finite.
+const maxPriceUSDPerHour = 1e6
 
 func validateInstanceType(name string) error {
 	if len(name) > largestInstanceType ||

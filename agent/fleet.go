@@ -129,6 +129,7 @@ func (a *Agent) describeSelf() *control.Member {
 // sign adds to a description what does not depend on the worker.
 func (a *Agent) sign(m *control.Member) {
 	m.Name, m.Address, m.Role = string(a.name), a.advertised, a.config.Leader
+	m.DisplayName = a.display
 	m.Software = version.Current()
 	m.Protocol, m.NewestProtocol = a.env.Spoken.Oldest, a.env.Spoken.Newest
 	m.Draining = a.host.Draining()
@@ -138,6 +139,9 @@ func (a *Agent) sign(m *control.Member) {
 	}
 	m.Ready = a.health.Settled() && !a.host.Draining()
 	m.Gpu = a.card.toMessage()
+	if m.PriceUsdPerHour = a.config.Price; m.PriceUsdPerHour > 0 {
+		return
+	}
 	if known, err := a.catalogue.Lookup(a.host.InstanceType()); err == nil {
 		m.PriceUsdPerHour = known.PriceUSDPerHour
 	}

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -21,18 +22,25 @@ import (
 // milliseconds; elsewhere a network may drop the packets without an answer.
 const identityTimeout = time.Second
 
-// newName returns a new name for an agent: the host's name, which people recognize, and a random
-// id, so that other agents do not confuse a restarted agent with its former process.
-func newName() string {
-	host, err := os.Hostname()
-	if err != nil || host == "" {
-		host = "agent"
-	}
-	const longest = 40 // of the host: names travel in gossip
-	host = host[:min(len(host), longest)]
+// newName returns a new name for an agent: its display name if that is set, else the host's name,
+// which people recognize, and a random id, so that other agents do not confuse a restarted agent
+// with its former process.
+func newName(display string) string {
+	name := cmp.Or(display, hostName())
+	const longest = 40 // of what people recognize: names travel in gossip
+	name = name[:min(len(name), longest)]
 	var id [4]byte
 	_, _ = rand.Read(id[:]) // never fails
-	return host + "-" + hex.EncodeToString(id[:])
+	return name + "-" + hex.EncodeToString(id[:])
+}
+
+// hostName is the host's name, or "agent" if that is unknown or cannot be a display name.
+func hostName() string {
+	host, err := os.Hostname()
+	if err != nil || host == "" || validateDisplayName(host) != nil {
+		return "agent"
+	}
+	return host
 }
 
 // instanceType returns the configured instance type, else the answer of ask, which may be nil, else

@@ -96,6 +96,7 @@ func (f *Fleet) StartOn(host string, changes ...func(agent.Inside)) *Member {
 	config.HTTPAddress, config.GRPCAddress = host+":8000", host+":8001"
 	config.MetricsAddress, config.GossipAddress = host+":8002", host+":7946"
 	config.Insecure = true
+	config.Name = "on-" + host
 	config.ModelDir, config.StateDir = f.Dir, f.TempDir()
 	config.Executor, config.Profile, config.InstanceType = "emulated", "shipped", "r5n.large"
 	config.Cores = 1

@@ -91,6 +91,7 @@ func (ms *Members) SelfChanged() {
 // ctx ends.
 func (ms *Members) tellSelf(ctx context.Context) {
 	last := ms.Own()
+	namesakes := map[string]bool{} // that it has warned of
 	ready := ms.config.Gossip.Ready()
 	var patience <-chan time.Time
 	for {
@@ -98,6 +99,7 @@ func (ms *Members) tellSelf(ctx context.Context) {
 		ms.joinWhenKnown(ready == nil)
 		m, apart := ms.describeThisAgent()
 		ms.tellApart(apart)
+		ms.tellNamesakes(namesakes)
 		m.Revision = last.Revision
 		if !proto.Equal(m, last) {
 			m.Revision++

@@ -390,6 +390,45 @@ func (ms *Members) Member(name names.AgentName) *control.Member {
 	return nil
 }
 
+// Find returns the name of the agent that people call by its name or by its display name. If
+// several have the display name, the error names them.
+func (ms *Members) Find(name string) (names.AgentName, error) {
+	var called []string
+	for _, m := range ms.View().Members {
+		if m.Name == name {
+			return m.AgentName(), nil
+		}
+		if m.DisplayName == name && name != "" {
+			called = append(called, m.Name)
+		}
+	}
+	switch len(called) {
+	case 0:
+		return "", ms.NoAgent(names.AgentName(name))
+	case 1:
+		return names.AgentName(called[0]), nil
+	}
+	return "", fmt.Errorf("agent %.255q: %w as one agent: %s have this name, name one of these",
+		name, outcome.ErrNoAgent, listNames(called))
+}
+
+// tellNamesakes warns of each other machine whose agent has this agent's display name, once.
+// Agents of one machine have the host's name unless they are given others.
+func (ms *Members) tellNamesakes(told map[string]bool) {
+	own := ms.Own()
+	host, _, _ := net.SplitHostPort(own.Address)
+	for _, m := range ms.View().Members {
+		other, _, _ := net.SplitHostPort(m.Address)
+		if m.Name == own.Name || own.DisplayName == "" || m.DisplayName != own.DisplayName ||
+			other == host || told[m.Name] {
+			continue
+		}
+		told[m.Name] = true
+		ms.config.Log.Warn("two agents have one display name: give each its own by --name",
+			"name", own.DisplayName, "agent", own.Name, "other", m.Name, "address", m.Address)
+	}
+}
+
 // Names returns the names of all agents in the view, this one included, sorted.
 func (ms *Members) Names() []names.AgentName {
 	var all []names.AgentName

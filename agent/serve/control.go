@@ -100,12 +100,11 @@ func (s controlService) Drain(ctx context.Context, req *control.DrainRequest) (
 	if len(req.GetAgents()) > 0 && !members.IsLocalOnly(ctx) {
 		agents = agents[:0]
 		for _, name := range req.GetAgents() {
-			agents = append(agents, names.AgentName(name))
-		}
-	}
-	for _, name := range agents { // check all first, so that a misspelt name drains none
-		if s.config.Members.Member(name) == nil {
-			return nil, s.config.Members.NoAgent(name)
+			agent, err := s.config.Members.Find(name)
+			if err != nil { // find all first, so that a misspelt name drains none
+				return nil, err
+			}
+			agents = append(agents, agent)
 		}
 	}
 	resp := &control.DrainResponse{}
@@ -210,6 +209,9 @@ var placeVerbs = []string{"pause", "resume", "pin", "unpin", "rollback", "explai
 func (s controlService) changePlacement(ctx context.Context, req *control.PlaceRequest) (
 	*control.PlaceResponse, error) {
 	who, _ := secure.Who(ctx)
+	if agent, err := s.config.Members.Find(req.GetAgent()); err == nil {
+		req.Agent = string(agent)
+	}
 	brief, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	return byLeader(brief, s, req, control.ControlClient.Place,

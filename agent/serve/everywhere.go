@@ -350,11 +350,12 @@ func (s *Server) onAgents(ctx context.Context, chosen names.AgentName,
 	}
 	asked := s.config.Members.View().Members
 	if chosen != everyAgent {
+		var err error
+		if chosen, err = s.config.Members.Find(string(chosen)); err != nil {
+			return err
+		}
 		asked = slices.DeleteFunc(slices.Clone(asked),
 			func(m *control.Member) bool { return m.AgentName() != chosen })
-		if len(asked) == 0 {
-			return s.config.Members.NoAgent(chosen)
-		}
 	}
 	outcomes := make([]error, len(asked))
 	var asking sync.WaitGroup

@@ -141,6 +141,10 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 		"how the leader distributes queries: "+strings.Join(match.Policies(), ", "))
 	fs.StringVar(&s.Record, "record", s.Record,
 		"file to write the leader's events and decisions to, for \"muster sim replay\"")
+	fs.StringVar(&s.Name, "name", s.Name,
+		"name by which people know this agent (default: the one of before, else the host's)")
+	fs.Float64Var(&s.Price, "price", s.Price,
+		"price of this machine in USD per hour; 0: that of its instance type in the catalogue")
 	fs.StringVar(&s.InstanceType, "instance-type", s.InstanceType,
 		"instance type of this machine (default: the one EC2 reports, else its CPU and cores)")
 	fs.StringVar(&s.Catalogue, "catalogue", s.Catalogue,

@@ -20,6 +20,7 @@ import (
 // Print writes a fleet's state to w as tables for people. The lines are at most 100 columns wide if
 // names have at most some 30 characters. The texts in s must be plain (terminal.PlainMessage).
 func Print(w io.Writer, s *control.FleetStatus) error {
+	s = showNames(s)
 	leadership := s.GetView().GetLeadership()
 	switch leader := leadership.GetLeader(); {
 	case leader == "":

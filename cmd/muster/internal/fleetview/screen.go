@@ -35,6 +35,7 @@ var (
 // at the end. Rows that do not fit are summed up in the last line of their table. A height of
 // 0 means no limit.
 func Draw(s *control.FleetStatus, width, height int) string {
+	s = showNames(s)
 	tables := slices.DeleteFunc([]table{
 		modelTable(s, width), familyTable(s, width), agentTable(s, width),
 		placementTable(s, width), decisionTable(s, width),
