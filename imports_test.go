@@ -70,7 +70,13 @@ var rules = []rule{
 			"a say in it",
 	},
 	{
-		folder: "api", imports: []string{"api/accuracy", "api/names"},
+		folder: "api/lateness",
+		never:  append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
+		reason: "agents, gateways, leaders and commands name the same cause, so none of them has a " +
+			"say in it",
+	},
+	{
+		folder: "api", imports: []string{"api/accuracy", "api/lateness", "api/names"},
 		reason: "the protocol is what all parts share, so it can depend on none",
 	},
 	{

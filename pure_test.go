@@ -15,7 +15,8 @@ import (
 // pure are the folders whose packages, and those below them, start no goroutine and read no clock:
 // what they do follows from what they are told, and so a simulated run is what production would do.
 var pure = []string{
-	"api/accuracy", "api/list", "api/names", "api/picture", "api/roles", "client/queries", "leader", "profiles",
+	"api/accuracy", "api/lateness", "api/list", "api/names", "api/picture", "api/roles",
+	"client/queries", "leader", "profiles",
 	"reproduce/figures", "reproduce/merging", "reproduce/placements", "reproduce/planners",
 	"reproduce/policies", "reproduce/scaling", "runtime/lane", "runtime/load", "runtime/queue",
 	"sim",

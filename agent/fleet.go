@@ -130,7 +130,7 @@ func (a *Agent) describeSelf() *control.Member {
 func (a *Agent) sign(m *control.Member) {
 	m.Name, m.Address, m.Role = string(a.name), a.advertised, a.config.Leader
 	m.DisplayName = a.display
-	m.Software = version.Current()
+	m.Software, m.Measures = version.Current(), true
 	m.Protocol, m.NewestProtocol = a.env.Spoken.Oldest, a.env.Spoken.Newest
 	m.Draining = a.host.Draining()
 	m.Rented, m.Rents = a.rented.Load(), a.config.Rent != ""

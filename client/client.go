@@ -177,6 +177,9 @@ func (c *Client) sendQuery(ctx context.Context, req *oip.Request) (*oip.Response
 		resp, err := gateway.Infer(ctx, req, sent)
 		switch status.Code(err) {
 		case codes.OK:
+			if req.Late != nil {
+				gateway.noteMissed(req, nil, 0)
+			}
 			return resp, nil
 		// an agent may know of a member that the gateway does not know yet
 		case codes.Unavailable, codes.NotFound:
@@ -185,7 +188,9 @@ func (c *Client) sendQuery(ctx context.Context, req *oip.Request) (*oip.Response
 			}
 			fallthrough
 		default:
-			gateway.failedWith(req, err, time.Since(sent))
+			after := time.Since(sent)
+			gateway.failedWith(req, err, after)
+			gateway.noteMissed(req, err, after)
 			return nil, c.newError("", err)
 		}
 	}

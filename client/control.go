@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"time"
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
@@ -11,6 +12,15 @@ import (
 func (c *Client) Status(ctx context.Context) (*control.FleetStatus, error) {
 	resp := new(control.FleetStatus)
 	err := c.callUnary(ctx, control.Control_Status_FullMethodName, &control.StatusRequest{}, resp)
+	return orNil(resp, err)
+}
+
+// StatusWithMissed is Status, whose Missed is of the given time.
+func (c *Client) StatusWithMissed(ctx context.Context, last time.Duration) (*control.FleetStatus,
+	error) {
+	resp := new(control.FleetStatus)
+	err := c.callUnary(ctx, control.Control_Status_FullMethodName,
+		&control.StatusRequest{MissedNs: int64(last)}, resp)
 	return orNil(resp, err)
 }
 

@@ -59,9 +59,13 @@ type Gateway struct {
 	hangUp   context.CancelFunc         // ends the stream to the member that is tried or linked
 	released []queries.Action           // reservations to release
 	failed   map[Failure]uint64         // not told to the leader yet
+	missed   map[Missed]missedSum       // not told yet
 	compared []*control.AnswersCompared // not told yet
 	watching bool
 	closed   bool
+	led      names.AgentName // the leader of the last link that was open
+	// standstills are noticed by the watch.
+	standstills standstills
 }
 
 // A query is a query that the gateway owns.
@@ -86,6 +90,7 @@ type query struct {
 	answer   *oip.Response // the outcome, if there is one
 	aborts   [match.MaxAttempts]underWay
 	busy     bool // the caller makes an attempt, and does not see wake
+	spent    spentTime
 	// ctx and req are the arguments of run, for the attempts beside the caller's, which hedges
 	// counts.
 	ctx    context.Context
@@ -243,7 +248,7 @@ func TrialSize(batchSize int) int {
 const maxFailures, maxTold = 1 << 8, 1 << 5
 
 // hasNews reports whether the leader is to be told of more than queries. The caller holds the lock.
-func (g *Gateway) hasNews() bool { return len(g.failed)+len(g.compared) > 0 }
+func (g *Gateway) hasNews() bool { return len(g.failed)+len(g.compared)+len(g.missed) > 0 }
 
 // Failed notes that a query of the gateway's owner failed, so that the leader can tell how the
 // fleet serves. A Client notes its failures itself.
@@ -359,7 +364,7 @@ func (g *Gateway) Leader() names.AgentName {
 // returns.
 func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
-	req.TrialSize, req.Tried = 0, 0
+	req.TrialSize, req.Tried, req.Late = 0, 0, nil
 	members := g.members.Load()
 	if g.config.Own != nil && members.isAlone(req.Model) {
 		return g.inferAlone(ctx, req, arrival, members)
@@ -398,10 +403,12 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 		g.mu.Unlock()
 		return nil, errClosed
 	}
-	g.queries.Arrive(&q.Query, g.timeNow())
+	began := g.timeNow()
+	g.queries.Arrive(&q.Query, began)
 	g.startWatch()
 	g.leaveCritical(true)
 	resp, err := g.run(ctx, q, req)
+	g.recordLate(q, req, began, held.qosTarget, err)
 	if known := g.members.Load(); q.version == 0 && q.family == nil &&
 		known.releases[q.model].OnTrial() {
 		if req.TrialSize = int(q.batch); err != nil {
@@ -511,7 +518,9 @@ func (g *Gateway) makeNextAttempt(q *query, beside bool) (over bool) {
 	} else if resp != nil { // the answer of another attempt counts
 		resp.Release()
 	}
-	over = q.isOver()
+	if over = q.isOver(); resp == nil || q.answer == resp {
+		q.spent.noteAttempt(&to, now, &attempt, err != nil, g.led)
+	}
 	g.leaveCritical(true)
 	if !over && !beside {
 		trace.wait()
@@ -691,15 +700,19 @@ func (g *Gateway) watch() {
 		case <-g.context.Done():
 			return
 		case <-g.start:
-			timer.Reset(queries.WatchInterval)
+			g.resetWatch(timer, queries.WatchInterval)
 		case <-timer.C:
 			g.leaderless.remakeAhead(time.Now())
 			g.mu.Lock()
+			g.standstills.noteTimer(g.timeNow())
 			if l := g.link; l != nil && g.hasNews() {
 				l.wakeSender()
 			}
 			if g.queries.Idle() {
 				g.watching = false
+				if g.standstills.goesOn(g.timeNow()) {
+					timer.Reset(idleWatch)
+				}
 				g.mu.Unlock()
 				continue
 			}
@@ -711,10 +724,22 @@ func (g *Gateway) watch() {
 					g.queries.Len())
 				g.leaderless.noteSilence(leader)
 			}
-			timer.Reset(g.queries.LookAgain(now))
+			again := g.queries.LookAgain(now)
+			g.standstills.due, g.standstills.busy = now+again, now
+			timer.Reset(again)
 			g.leaveCritical(false)
 		}
 	}
+}
+
+// resetWatch has the watch's timer fire after d.
+func (g *Gateway) resetWatch(timer *time.Timer, d time.Duration) {
+	g.mu.Lock()
+	now := g.timeNow()
+	g.standstills.noteTimer(now)
+	g.standstills.due, g.standstills.busy = now+d, now
+	g.mu.Unlock()
+	timer.Reset(d)
 }
 
 // addJitter is a random duration between d/2 and 3d/2.

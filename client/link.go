@@ -159,6 +159,7 @@ func (g *Gateway) serve(ctx context.Context, hangUp func(), to *control.Member) 
 				g.startWatch()
 			}
 			g.queries.Opened(g.timeNow())
+			g.led, _ = g.queries.Linked()
 			g.leaveCritical(false)
 		}
 		g.handleMessage(m)
@@ -188,7 +189,7 @@ func (g *Gateway) handleMessage(m *control.MatchMessage) {
 			Sequence: a.GetSequence(), Attempt: a.GetAttempt(),
 			Agent: names.AgentName(a.GetAgent()),
 			Lane:  a.GetLane(),
-			Took:  time.Duration(a.GetWaitNs() + a.GetExecutionNs()),
+			Took:  time.Duration(a.GetWaitNs() + a.GetExecutionNs()), Waited: waitedOf(a),
 			Merge: a.GetMerge(), Merged: a.GetMerged(), ChosenVariant: toChosenVariant(a),
 		})
 	}
@@ -197,6 +198,14 @@ func (g *Gateway) handleMessage(m *control.MatchMessage) {
 	}
 	// Do not send from here: if this goroutine stopped reading, the leader would block.
 	g.leaveCritical(false)
+}
+
+// waitedOf is [queries.Assign]'s Waited.
+func waitedOf(a *control.Assign) time.Duration {
+	if a.WaitedNs == nil {
+		return -1
+	}
+	return control.Duration(a.GetWaitedNs())
 }
 
 // toChosenVariant is the variant that an assignment names, empty for none.
@@ -259,6 +268,7 @@ func (g *Gateway) nextMessage() *control.GatewayMessage {
 		})
 		delete(g.failed, f)
 	}
+	g.nextMissed(m)
 	if len(from.Submit) > 0 {
 		m.Submit = make([]*control.Submit, len(from.Submit))
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/lateness"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tracing"
 )
@@ -52,6 +53,10 @@ type Attempt struct {
 	// HasRemaining with an answer, if the attempt has a Reservation and the worker says how long.
 	Remaining    time.Duration
 	HasRemaining bool
+	// Spent is where the query's time at the worker went. [Transport.Infer] sets it and HasSpent if
+	// the worker says so: it does if the query has taken long.
+	Spent    [lateness.Components]time.Duration
+	HasSpent bool
 }
 
 // Remote is the [Transport] that reaches members by gRPC.
@@ -99,17 +104,17 @@ func (r Remote) Infer(ctx context.Context, to *control.Member, req *oip.Request,
 	if req.OnlyJSON() {
 		ctx = metadata.AppendToOutgoingContext(ctx, control.JSONHeader, "1")
 	}
-	var options []grpc.CallOption
 	var trailer metadata.MD
-	if attempt.Reservation != 0 {
-		options = append(options, grpc.Trailer(&trailer))
-	}
 	resp := new(oip.Response)
-	if err := conn.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req, resp,
-		options...); err != nil {
+	err = conn.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req, resp,
+		grpc.Trailer(&trailer))
+	attempt.Spent, attempt.HasSpent = control.SpentOf(trailer)
+	if err != nil {
 		resp.Release()
 		return nil, err
 	}
-	attempt.Remaining, attempt.HasRemaining = control.RemainingOf(trailer)
+	if attempt.Reservation != 0 {
+		attempt.Remaining, attempt.HasRemaining = control.RemainingOf(trailer)
+	}
 	return resp, nil
 }

@@ -323,7 +323,7 @@ func (s *State) submitEvent(q *query, id ModelID) match.Event {
 	e := match.Event{
 		Kind: match.Submitted, Query: q.matchID(), Attempt: q.attempts,
 		BatchSize: min(q.batch, match.MaxBatchSize+1),
-		Waited:    q.waited + min(s.ahead.fixed, s.aheadSet), TimeLeft: q.timeLeft,
+		Waited:    q.waited + s.SubmitWay(), TimeLeft: q.timeLeft,
 		Splits: q.splits, LeastAccuracy: q.accuracy,
 	}
 	if q.timeLeft < 0 {

@@ -249,6 +249,10 @@ func (s *State) Waiting() (all, late int) { return s.matcher.Waiting() }
 // Ahead is how long before its start at a lane the state decides on a query.
 func (s *State) Ahead() time.Duration { return s.aheadSet }
 
+// SubmitWay is what the state adds to the time that a gateway says a query has waited, for the ways
+// that no decision avoids.
+func (s *State) SubmitWay() time.Duration { return min(s.ahead.fixed, s.aheadSet) }
+
 // Prices are the prices of the lanes' types. The caller must not change them.
 func (s *State) Prices() []fluid.Price { return s.prices }
 

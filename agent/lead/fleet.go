@@ -6,6 +6,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/lateness"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
 )
@@ -58,6 +59,8 @@ type Counts interface {
 	Arrived(model string, version int64)
 	// CountFailed counts n queries that have failed for a reason of outcome.Reasons.
 	CountFailed(model string, version int64, reason string, n uint64)
+	// CountMissed counts n queries that were late, refused or failed for a cause.
+	CountMissed(model string, cause lateness.Cause, n uint64)
 }
 
 // Clients identify the caller of a gRPC call by the call's context, and enforce its limits. The

@@ -334,6 +334,9 @@ func (t *term) handleGatewayMessage(g *gateway, m *control.GatewayMessage) {
 	for _, f := range m.GetFailed() {
 		t.countFailures(g, f)
 	}
+	for _, missed := range m.GetMissed() {
+		t.missed.count(g, missed)
+	}
 	t.countCompared(g, m.GetCompared())
 	for _, a := range m.GetUnused() {
 		t.step(leader.Event{

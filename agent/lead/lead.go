@@ -487,11 +487,16 @@ func (l *Leader) currentTerm() *term {
 	return l.term
 }
 
-// Status adds to s the rates, queues and recent decisions that only the leader knows; it adds
-// nothing if this agent does not lead. It waits for the term's loop.
+// Status adds to s the rates, queues, recent decisions and causes of lateness that only the leader
+// knows; it adds nothing if this agent does not lead. The causes are of the time that s.Missed names.
+// It waits for the term's loop.
 func (l *Leader) Status(s *control.FleetStatus) {
 	if t := l.currentTerm(); t != nil {
-		t.callInLoop(func() { t.fillStatus(s) })
+		last := control.Duration(s.GetMissed().GetLastNs())
+		t.callInLoop(func() {
+			t.fillStatus(s)
+			s.Missed = t.missed.summary(last)
+		})
 		t.placing.fillStatus(s)
 	}
 }

@@ -25,6 +25,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/lateness"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/election"
@@ -162,6 +163,13 @@ type testCounts struct {
 	mu      sync.Mutex
 	arrived int
 	failed  map[string]uint64
+	missed  uint64
+}
+
+func (c *testCounts) CountMissed(_ string, _ lateness.Cause, n uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.missed += n
 }
 
 func (c *testCounts) Arrived(string, int64) {

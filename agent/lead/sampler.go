@@ -54,6 +54,7 @@ type second struct {
 	counts *beat.Counts
 	glance *leader.Glance
 	passed time.Duration
+	missed *control.MissedQueries
 }
 
 func newBeating(t *term) *sampler {
@@ -104,7 +105,9 @@ func (s *sampler) handOverCounts(now time.Duration) {
 	}
 	g := &leader.Glance{}
 	s.term.state.Glance(g)
-	s.taken <- second{s.counts, g, now - s.last} // there is room, and nobody else sends
+	s.term.missed.countEnded(g)
+	missed := s.term.missed.summary(0)
+	s.taken <- second{s.counts, g, now - s.last, missed} // there is room, and nobody else sends
 	s.counts, s.last = beat.NewCounts(s.counts), now.Truncate(beatEvery)
 }
 
@@ -147,7 +150,7 @@ func (s *sampler) makeSample(x second) *control.PulseMessage {
 	}
 	b := &control.Beat{
 		Fleet: s.revision, Epoch: s.term.claim.Epoch, Row: row, Approximate: true, Within: unknown,
-		ShotWeight: uint32(x.counts.Weight()),
+		ShotWeight: uint32(x.counts.Weight()), Missed: x.missed,
 	}
 	if g.Any {
 		b.Within = g.Within

@@ -49,7 +49,8 @@ func TestSplitTold(t *testing.T) {
 			{Sequence: 4, Rows: []uint32{3, 5}}, {Sequence: 8, Rows: []uint32{3, 5}},
 		},
 		Assign: []*control.Assign{
-			{Sequence: 5, Attempt: 1, Agent: "b"}, {Sequence: 9, Attempt: 1, Agent: "b"},
+			{Sequence: 5, Attempt: 1, Agent: "b", WaitedNs: proto.Int64(0)},
+			{Sequence: 9, Attempt: 1, Agent: "b", WaitedNs: proto.Int64(0)},
 		},
 	}
 	if !proto.Equal(g.pending, want) {

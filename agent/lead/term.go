@@ -39,6 +39,7 @@ type term struct {
 	planning *fleetPlanner
 	placing  *placementPump
 	beating  *sampler
+	missed   missedPump
 	noding   *nodeManager
 
 	start time.Time
@@ -78,6 +79,7 @@ func newTerm(l *Leader, claim election.Claim, former *term) *term {
 	t.ctx, t.cancel = context.WithCancel(l.ctx)
 	t.learning, t.planning, t.beating = newLearning(t), newPlanning(t), newBeating(t)
 	t.placing, t.noding = newPlacing(t), newNoding(t)
+	t.missed.term = t
 	return t
 }
 
@@ -359,6 +361,7 @@ func (t *term) sendDecision(a *leader.Action) {
 			Lane:   uint32(a.Lane),
 			WaitNs: int64(d.Wait), ExecutionNs: int64(d.Latency),
 			Merge: d.Merge, Merged: uint32(d.Merged),
+			WaitedNs: proto.Int64(int64(max(0, d.Waited-t.state.SubmitWay()))),
 		}
 		if d.Family != "" || a.Known {
 			assign.Model, assign.Version, assign.Accuracy = a.Model.Name, a.Model.Version,

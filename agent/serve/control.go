@@ -243,6 +243,7 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 		}
 	}
 	if leader == s.config.Name {
+		status.Missed = &control.MissedQueries{LastNs: req.GetMissedNs()}
 		s.config.Leading.Status(status)
 	}
 	// every agent knows the releases, with or without a leader
@@ -277,6 +278,7 @@ func (s controlService) Status(ctx context.Context, req *control.StatusRequest) 
 	// model.
 	status.View = s.config.Members.Visible(view, sees)
 	status.Decisions, status.Placement, status.Plan = nil, nil, nil
+	status.Missed = status.Missed.Visible(sees)
 	status.Models = slices.DeleteFunc(status.Models,
 		func(m *control.ModelStatus) bool { return !sees(m.Model) })
 	status.Families = slices.DeleteFunc(status.Families,

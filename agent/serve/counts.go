@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -10,9 +11,11 @@ import (
 
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/agent/worker"
+	"github.com/muster-serve/muster/api/lateness"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/runtime"
 )
 
 // Counts count the queries of clients: what arrives at this agent, by whatever protocol, and what
@@ -24,6 +27,7 @@ type Counts struct {
 	arrived        *prometheus.CounterVec
 	failures       *prometheus.CounterVec
 	failureSeconds *prometheus.CounterVec
+	missed         *prometheus.CounterVec
 
 	mu sync.Mutex
 	// asked counts the arrivals at the versions that clients have asked this agent for, or that it
@@ -46,9 +50,11 @@ func NewCounts(registry prometheus.Registerer, gateway *client.Gateway) *Counts 
 			"Queries of clients that got an error, by reason.", "model", "version", "reason"),
 		failureSeconds: counter("muster_failed_queries_seconds_total",
 			"Time spent on queries of clients that got an error.", "model", "version"),
+		missed: counter("muster_missed_queries_total",
+			"Queries of clients that were late, refused or failed, by cause.", "model", "cause"),
 	}
 	c.makeSeries("", 0)
-	registry.MustRegister(c.arrived, c.failures, c.failureSeconds)
+	registry.MustRegister(c.arrived, c.failures, c.failureSeconds, c.missed)
 	return c
 }
 
@@ -93,6 +99,45 @@ func (c *Counts) Failed(model string, version int64, err error, after, target ti
 	})
 }
 
+// Missed counts a query of a client that was late, or failed with err, a time after its arrival; r is
+// where its time went, nil if that is not known. It returns why the query was missed; without a
+// cause, it was not. model and target are those of Failed.
+func (c *Counts) Missed(model string, err error, r *lateness.Record,
+	after, target time.Duration) (client.Missed, time.Duration) {
+	reason := ""
+	if err != nil {
+		reason = oip.ReasonAfter(outcome.Of(err).Reason, after, target)
+	}
+	m, took := client.MissedBy(model, reason, r)
+	if m.Cause == "" {
+		return m, 0
+	}
+	if reason == "overloaded" && m.Cause == lateness.Lane && isFull(err) {
+		m.Cause = lateness.Memory
+	}
+	c.CountMissed(model, m.Cause, 1)
+	c.gateway.Missed(m, took)
+	return m, took
+}
+
+// MissedByRights counts a query that was refused because of who its client is.
+func (c *Counts) MissedByRights() {
+	c.CountMissed("", lateness.Rights, 1)
+	c.gateway.Missed(client.Missed{Cause: lateness.Rights}, 0)
+}
+
+// isFull reports whether an error says that there is no room for the bytes of a query.
+func isFull(err error) bool {
+	var full *runtime.OverloadedError
+	return errors.As(err, &full) && full.Waiting == 0
+}
+
+// CountMissed counts n queries that were missed for a cause. The leader calls it for those of
+// gateways without an agent.
+func (c *Counts) CountMissed(model string, cause lateness.Cause, n uint64) {
+	c.missed.WithLabelValues(model, string(cause)).Add(float64(n))
+}
+
 // CountFailed counts n queries that have failed for a reason of outcome.Reasons. The leader calls
 // it for those of gateways without an agent.
 func (c *Counts) CountFailed(model string, version int64, reason string, n uint64) {
@@ -122,5 +167,9 @@ func (c *Counts) Forget(now time.Time, held map[names.ModelKey]bool, known func(
 	for _, key := range c.unknown.Over(now, maps.Keys(c.asked), isThere) {
 		delete(c.asked, key)
 		key.Drop(c.arrived, c.failures, c.failureSeconds)
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(c.asked)),
+			func(k worker.VersionKey) bool { return k.Model == key.Model }) {
+			c.missed.DeletePartialMatch(prometheus.Labels{"model": key.Model})
+		}
 	}
 }

@@ -281,8 +281,11 @@ func (r *receipt) noteEnd(err error) {
 	}
 	s, _ := status.FromError(err)
 	switch code := s.Code(); {
-	case code == codes.OK || code == codes.PermissionDenied || code == codes.Unauthenticated:
-		return // refused because of who called: that is counted elsewhere
+	case code == codes.PermissionDenied || code == codes.Unauthenticated:
+		r.server.config.Counts.MissedByRights()
+		return // refused because of who called: that is counted elsewhere, too
+	case code == codes.OK:
+		return
 	case r.slow.Load():
 		err = outcome.ErrSlow
 	case len(s.Details()) > 0: // a refusal of the intake, which says its reason
@@ -302,6 +305,7 @@ func (r *receipt) noteEnd(err error) {
 	}
 	r.server.config.Counts.Arrived("", 0)
 	r.server.config.Counts.Failed("", 0, err, after, max(patience, 0), 0)
+	r.server.config.Counts.Missed("", err, nil, after, max(patience, 0))
 }
 
 // An unsent is a receipt whose answer is on its way to the client.

@@ -33,14 +33,28 @@ func (s *Server) answerQuery(ctx context.Context, req *oip.Request, arrival time
 	resp, err = s.config.Gateway.Infer(ctx, req, arrival)
 	if err != nil {
 		err = s.whileStarting(err)
-		s.config.Counts.Failed(model, cmp.Or(req.Tried, version), err, time.Since(arrival), target,
-			req.TrialSize)
-	} else if err = answers.AtLeast(resp.Bytes()); err != nil {
+		after := time.Since(arrival)
+		s.config.Counts.Failed(model, cmp.Or(req.Tried, version), err, after, target, req.TrialSize)
+		s.noteMissed(ctx, req, model, err, after, target)
+	} else if req.Late != nil {
+		s.noteMissed(ctx, req, model, nil, time.Since(arrival), target)
+	}
+	if err != nil {
+		return nil, s.hideNames(ctx, err)
+	}
+	if err = answers.AtLeast(resp.Bytes()); err != nil {
 		s.countUnsendable(req, resp.Version, err)
 		resp.Release()
 		resp = nil
 	}
 	return resp, s.hideNames(ctx, err)
+}
+
+// noteMissed counts a query of a client that was late, or failed with err, by its cause. req and ctx
+// are those of answerQuery, model and target those of askedVersion.
+func (s *Server) noteMissed(ctx context.Context, req *oip.Request, model string, err error,
+	after, target time.Duration) {
+	s.config.Counts.Missed(model, err, req.Late, after, target)
 }
 
 // inferLocally has this agent's worker run a query of its gateway, which has no other agent to ask.
@@ -92,6 +106,7 @@ func (s *Server) countRefusedEarly(model, version string, err error) {
 	}
 	s.config.Counts.Arrived(name, number)
 	s.config.Counts.Failed(name, number, err, 0, 0, 0)
+	s.config.Counts.Missed(name, err, nil, 0, 0)
 }
 
 // countUnsendable counts a query that was answered, by the given version, and whose answer is
@@ -102,6 +117,7 @@ func (s *Server) countUnsendable(req *oip.Request, by string, err error) {
 	}
 	model, version, _ := s.askedVersion(req.Model, by)
 	s.config.Counts.Failed(model, version, err, 0, 0, req.TrialSize)
+	s.config.Counts.Missed(model, err, nil, 0, 0)
 }
 
 // whileStarting returns err. If err says that no agent has the model but this agent is still

@@ -141,6 +141,7 @@ func (c *queryConns) answerQuery(q *queryConn, query *oip.StreamedQuery) error {
 		a.Error = status.Convert(outcome.GRPC(err)).Proto()
 	}
 	a.Remaining, a.HasRemaining = control.RemainingOf(call.trailer)
+	a.Spent = control.SpentBytes(call.trailer)
 	return q.Answer(a)
 }
 

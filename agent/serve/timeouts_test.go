@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// A lateness notes that it has expired.
-type lateness struct {
+// An expiry notes that it has expired.
+type expiry struct {
 	timeout
 	name string
 	note func(name string)
 }
 
-func (l *lateness) expire() { l.note(l.name) }
+func (l *expiry) expire() { l.note(l.name) }
 
 // TestTimeouts: what has not ended expires when it is due, in whatever order others end, and the
 // next ones too.
@@ -25,8 +25,8 @@ func TestTimeouts(t *testing.T) {
 		var mu sync.Mutex
 		var expired []string
 		start := time.Now()
-		begin := func(name string) *lateness {
-			l := &lateness{name: name, note: func(name string) {
+		begin := func(name string) *expiry {
+			l := &expiry{name: name, note: func(name string) {
 				mu.Lock()
 				defer mu.Unlock()
 				expired = append(expired, name+" after "+time.Since(start).String())

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/lateness"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tensor"
@@ -31,6 +32,7 @@ type LoadedModel struct {
 	profile  names.ModelKey // its name in estimates, "ncf/1"
 	checksum *checksum
 	counts   *versionMetrics
+	baseline runBaseline
 }
 
 // Close closes the sessions of the lanes, and the model.
@@ -53,7 +55,24 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, id control.Attempt
 	defer loaded.Release()
 	v, counts := loaded.Version, loaded.Model.counts
 	req.Tried = v.Number
+	began, target := time.Now(), v.Config.QoSTarget
+	var ran executedRun
+	recordLate := func(err error) {
+		now := time.Now()
+		total := now.Sub(arrival)
+		if err == nil && total <= target {
+			return
+		}
+		late := min(max(0, began.Sub(arrival)), total)
+		req.Late = &lateness.Record{
+			Target: target, Agent: string(w.config.Fleet.Own().AgentName()),
+			Parts: w.spentOn(&ran, 0, 0, total-late, now),
+		}
+		req.Late.Parts[lateness.ArrivedLate] += late
+		w.moveLost(req.Late, lateness.ArrivedLate, arrival, began)
+	}
 	failed := func(err error) (*oip.Response, error) {
+		recordLate(err)
 		counts.failedHere(err, time.Since(arrival))
 		return nil, err
 	}
@@ -63,7 +82,7 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, id control.Attempt
 		return failed(err)
 	}
 	req.TrialSize = q.batchSize // not before: a query that is not valid is its client's fault
-	ran, err := w.executeQuery(ctx, loaded, req, q, execution{
+	ran, err = w.executeQuery(ctx, loaded, req, q, execution{
 		timeout: req.Timeout, arrival: arrival, lane: -1, alone: true,
 		answers: req.Answer,
 	})
@@ -71,7 +90,8 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, id control.Attempt
 	if err != nil {
 		return failed(err)
 	}
-	counts.countAnswered(time.Since(arrival), v.Config.QoSTarget)
+	recordLate(nil)
+	counts.countAnswered(time.Since(arrival), target)
 	counts.answeredWith(ran.nonFinite)
 	return ran.resp, nil
 }
@@ -100,8 +120,9 @@ type execution struct {
 
 // An executedRun is a query that has run, with its answer.
 type executedRun struct {
-	result    *runtime.Result // nil: it has not run
-	resp      *oip.Response   // its release releases the result; nil: the client cannot have it
+	result    *runtime.Result                    // nil: it has not run
+	resp      *oip.Response                      // its release releases the result; nil: the client cannot have it
+	spent     [lateness.Components]time.Duration // on the run
 	nonFinite tensor.NonFinite
 }
 
@@ -139,7 +160,10 @@ func (w *Worker) executeQuery(ctx context.Context, loaded *LoadedVersion, req *o
 		return executedRun{}, err
 	}
 	w.traceExecution(ctx, loaded, q, e.arrival, result)
-	ran := executedRun{result: result, resp: w.makeResponse(loaded.Version, req, q, result)}
+	ran := executedRun{
+		result: result, resp: w.makeResponse(loaded.Version, req, q, result),
+		spent: w.noteRun(loaded.Model, q.batchSize, result, time.Now()),
+	}
 	if err := req.CheckAnswer(ran.resp.Outputs); err != nil {
 		ran.resp.Release()
 		ran.resp = nil

@@ -66,6 +66,9 @@ func TestSeries(t *testing.T) {
 	}
 }
 
+// missed has a series for each cause that queries were late for, as they are on a busy machine.
+const missed = "muster_missed_queries_total"
+
 // series returns how many series a scraper gets that accepts a format, and how many of them have the
 // label model. One that accepts protobuf takes native histograms, each of which is one series.
 func series(a *agenttest.Agent, accept string) (all, ofModels int) {
@@ -88,7 +91,7 @@ func series(a *agenttest.Agent, accept string) (all, ofModels int) {
 	format := expfmt.ResponseFormat(resp.Header)
 	if format.FormatType() == expfmt.TypeTextPlain {
 		for line := range bytes.Lines(body) {
-			if !bytes.HasPrefix(line, []byte("#")) {
+			if !bytes.HasPrefix(line, []byte("#")) && !bytes.HasPrefix(line, []byte(missed)) {
 				all++
 				if bytes.Contains(line, []byte(`model="m`)) {
 					ofModels++
@@ -106,6 +109,9 @@ func series(a *agenttest.Agent, accept string) (all, ofModels int) {
 			a.T.Fatal(err)
 		}
 		for _, m := range family.GetMetric() {
+			if family.GetName() == missed {
+				continue
+			}
 			n := 1
 			if h := m.GetHistogram(); h != nil && h.Schema == nil {
 				n = len(h.GetBucket()) + 3

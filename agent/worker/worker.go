@@ -154,6 +154,7 @@ type Worker struct {
 	summing    sync.WaitGroup // goroutines of checksums
 	oneLate    sync.Mutex     // held by a late checksum while it is computed
 	settled    chan struct{}
+	measurer   *measurer
 	// Set before Run by AdmitBy, Attend and OnLoad.
 	admission Admission // nil: all may be loaded
 	listeners []Listener
@@ -170,8 +171,8 @@ type Worker struct {
 func Open(config Config) (*Worker, error) {
 	w := &Worker{
 		config: config, metrics: newMetrics(config.Registry),
-		settled: make(chan struct{}),
-		held:    map[*control.Held]bool{}, reservations: map[reservationID]*runtime.Reservation{},
+		settled: make(chan struct{}), measurer: newMeasurer(),
+		held: map[*control.Held]bool{}, reservations: map[reservationID]*runtime.Reservation{},
 	}
 	w.estimates = newEstimates(config.Library, config.Catalogue, w.describeLanes)
 	w.estimates.book.SetSlowdowns(config.Slowdowns)
@@ -230,6 +231,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	var beside sync.WaitGroup
 	defer beside.Wait()
 	beside.Go(func() { w.awaitSettled(ctx) })
+	beside.Go(func() { w.measurer.meter.Run(ctx.Done()) })
 	if w.layouts != nil {
 		beside.Go(func() { w.layouts.run(ctx) })
 	}
@@ -315,6 +317,7 @@ func (w *Worker) Attempt(ctx context.Context, header, part, merge string, req *o
 	}
 	defer func() { w.reportEnd(t, err) }()
 	resp, err = w.performAttempt(ctx, req, t, answers)
+	w.tellSpent(ctx, t)
 	if t.probed {
 		// fails only outside a gRPC call
 		_ = grpc.SetTrailer(ctx, control.RemainingTrailer(w.lanes.Remaining(t.held.Model)))
@@ -331,7 +334,7 @@ func (w *Worker) beginAttempt(ctx context.Context, header, part, merge string,
 		return nil, outcome.Invalid("%w", err)
 	}
 	t := &attempt{
-		attempt: named, receive: time.Since(received), arrival: received,
+		attempt: named, receive: time.Since(received), arrival: received, received: received,
 		held: &control.Held{
 			Gateway: named.Gateway, Sequence: named.Sequence, Attempt: named.Attempt,
 			Lane: named.Lane,
@@ -364,7 +367,9 @@ type attempt struct {
 	attempt     control.Attempt
 	held        *control.Held
 	arrival     time.Time // when the query arrived at its gateway, by this machine's clock
+	received    time.Time // when its headers arrived
 	receive     time.Duration
+	target      time.Duration // of its model; 0: it has not come so far
 	reservation *runtime.Reservation
 	probed      bool // the gateway itself chose this agent, without a leader
 	bytes       int64
@@ -390,6 +395,7 @@ func (w *Worker) performAttempt(ctx context.Context, req *oip.Request, t *attemp
 		return nil, err
 	}
 	defer loaded.Release()
+	t.target = loaded.Version.Config.QoSTarget
 	// Waited comes from outside. A query cannot wait longer than its deadline; a larger value would
 	// distort the latency metrics.
 	t.arrival = t.arrival.Add(-min(t.attempt.Waited, loaded.Version.Config.Deadline))

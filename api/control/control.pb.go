@@ -339,6 +339,7 @@ type StreamedAnswer struct {
 	Answer *inference.ModelInferResponse `protobuf:"bytes,3,opt,name=answer,proto3" json:"answer,omitempty"`
 	// The worker's remaining time, as the trailer muster-remaining-ns has it.
 	RemainingNs   *int64 `protobuf:"varint,4,opt,name=remaining_ns,json=remainingNs,proto3,oneof" json:"remaining_ns,omitempty"`
+	Spent         []byte `protobuf:"bytes,40,opt,name=spent,proto3" json:"spent,omitempty"` // as the trailer muster-spent-bin has it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -399,6 +400,13 @@ func (x *StreamedAnswer) GetRemainingNs() int64 {
 		return *x.RemainingNs
 	}
 	return 0
+}
+
+func (x *StreamedAnswer) GetSpent() []byte {
+	if x != nil {
+		return x.Spent
+	}
+	return nil
 }
 
 type DescribeRequest struct {
@@ -1104,12 +1112,15 @@ type Member struct {
 	Parts  []*Part `protobuf:"bytes,22,rep,name=parts,proto3" json:"parts,omitempty"`   // empty: every lane runs every model
 	// loadable are the newest versions on its disk that it does not hold, and that a leader may have
 	// it load.
-	Loadable      []*Model          `protobuf:"bytes,25,rep,name=loadable,proto3" json:"loadable,omitempty"`
-	Could         []uint64          `protobuf:"varint,26,rep,packed,name=could,proto3" json:"could,omitempty"`                        // in a Watch of changes, in place of loadable: their numbers
-	Gpu           *GPU              `protobuf:"bytes,27,opt,name=gpu,proto3" json:"gpu,omitempty"`                                    // that its models run on; absent without one
-	Accuracies    []*FamilyAccuracy `protobuf:"bytes,28,rep,name=accuracies,proto3" json:"accuracies,omitempty"`                      // that the fleet.yaml states which it knows
-	Problems      []*ModelProblem   `protobuf:"bytes,29,rep,name=problems,proto3" json:"problems,omitempty"`                          // of versions on its disk that a person must mend
-	DisplayName   string            `protobuf:"bytes,30,opt,name=display_name,json=displayName,proto3" json:"display_name,omitempty"` // for people; not unique; "": the host's, which name begins with
+	Loadable    []*Model          `protobuf:"bytes,25,rep,name=loadable,proto3" json:"loadable,omitempty"`
+	Could       []uint64          `protobuf:"varint,26,rep,packed,name=could,proto3" json:"could,omitempty"`                        // in a Watch of changes, in place of loadable: their numbers
+	Gpu         *GPU              `protobuf:"bytes,27,opt,name=gpu,proto3" json:"gpu,omitempty"`                                    // that its models run on; absent without one
+	Accuracies  []*FamilyAccuracy `protobuf:"bytes,28,rep,name=accuracies,proto3" json:"accuracies,omitempty"`                      // that the fleet.yaml states which it knows
+	Problems    []*ModelProblem   `protobuf:"bytes,29,rep,name=problems,proto3" json:"problems,omitempty"`                          // of versions on its disk that a person must mend
+	DisplayName string            `protobuf:"bytes,30,opt,name=display_name,json=displayName,proto3" json:"display_name,omitempty"` // for people; not unique; "": the host's, which name begins with
+	// It measures where queries spend their time, and says so of those that take long; see
+	// api/lateness.
+	Measures      bool `protobuf:"varint,40,opt,name=measures,proto3" json:"measures,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1338,6 +1349,13 @@ func (x *Member) GetDisplayName() string {
 		return x.DisplayName
 	}
 	return ""
+}
+
+func (x *Member) GetMeasures() bool {
+	if x != nil {
+		return x.Measures
+	}
+	return false
 }
 
 // A ModelProblem is why a version on an agent's disk cannot be loaded.
@@ -3506,6 +3524,7 @@ type GatewayMessage struct {
 	// they did: the leader does not count its refusals.
 	Failed        []*Failed          `protobuf:"bytes,5,rep,name=failed,proto3" json:"failed,omitempty"`
 	Compared      []*AnswersCompared `protobuf:"bytes,20,rep,name=compared,proto3" json:"compared,omitempty"` // since the message before
+	Missed        []*Missed          `protobuf:"bytes,40,rep,name=missed,proto3" json:"missed,omitempty"`     // since the message before
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3582,6 +3601,90 @@ func (x *GatewayMessage) GetCompared() []*AnswersCompared {
 	return nil
 }
 
+func (x *GatewayMessage) GetMissed() []*Missed {
+	if x != nil {
+		return x.Missed
+	}
+	return nil
+}
+
+// A Missed counts queries that were late, refused or failed for one cause.
+type Missed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"` // or a family; "" where it is not known
+	Cause         string                 `protobuf:"bytes,2,opt,name=cause,proto3" json:"cause,omitempty"` // as package lateness names it
+	Agent         string                 `protobuf:"bytes,3,opt,name=agent,proto3" json:"agent,omitempty"` // whose doing it is; "": none's, or it is not known
+	Count         uint64                 `protobuf:"varint,4,opt,name=count,proto3" json:"count,omitempty"`
+	TimeNs        int64                  `protobuf:"varint,5,opt,name=time_ns,json=timeNs,proto3" json:"time_ns,omitempty"` // that the cause took of them, in all; 0: it is none that takes time
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Missed) Reset() {
+	*x = Missed{}
+	mi := &file_control_control_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Missed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Missed) ProtoMessage() {}
+
+func (x *Missed) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Missed.ProtoReflect.Descriptor instead.
+func (*Missed) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *Missed) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *Missed) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *Missed) GetAgent() string {
+	if x != nil {
+		return x.Agent
+	}
+	return ""
+}
+
+func (x *Missed) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *Missed) GetTimeNs() int64 {
+	if x != nil {
+		return x.TimeNs
+	}
+	return 0
+}
+
 // A Failed counts queries that failed alike.
 type Failed struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -3598,7 +3701,7 @@ type Failed struct {
 
 func (x *Failed) Reset() {
 	*x = Failed{}
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3610,7 +3713,7 @@ func (x *Failed) String() string {
 func (*Failed) ProtoMessage() {}
 
 func (x *Failed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3623,7 +3726,7 @@ func (x *Failed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failed.ProtoReflect.Descriptor instead.
 func (*Failed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{41}
+	return file_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Failed) GetModel() string {
@@ -3673,7 +3776,7 @@ type GatewayHello struct {
 
 func (x *GatewayHello) Reset() {
 	*x = GatewayHello{}
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3685,7 +3788,7 @@ func (x *GatewayHello) String() string {
 func (*GatewayHello) ProtoMessage() {}
 
 func (x *GatewayHello) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3698,7 +3801,7 @@ func (x *GatewayHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayHello.ProtoReflect.Descriptor instead.
 func (*GatewayHello) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{42}
+	return file_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GatewayHello) GetGateway() uint64 {
@@ -3765,7 +3868,7 @@ type Submit struct {
 
 func (x *Submit) Reset() {
 	*x = Submit{}
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3777,7 +3880,7 @@ func (x *Submit) String() string {
 func (*Submit) ProtoMessage() {}
 
 func (x *Submit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3790,7 +3893,7 @@ func (x *Submit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Submit.ProtoReflect.Descriptor instead.
 func (*Submit) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{43}
+	return file_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Submit) GetSequence() uint64 {
@@ -3932,7 +4035,7 @@ type MatchMessage struct {
 
 func (x *MatchMessage) Reset() {
 	*x = MatchMessage{}
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3944,7 +4047,7 @@ func (x *MatchMessage) String() string {
 func (*MatchMessage) ProtoMessage() {}
 
 func (x *MatchMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3957,7 +4060,7 @@ func (x *MatchMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchMessage.ProtoReflect.Descriptor instead.
 func (*MatchMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{44}
+	return file_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *MatchMessage) GetReceived() uint64 {
@@ -4032,7 +4135,7 @@ type Split struct {
 
 func (x *Split) Reset() {
 	*x = Split{}
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4044,7 +4147,7 @@ func (x *Split) String() string {
 func (*Split) ProtoMessage() {}
 
 func (x *Split) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4057,7 +4160,7 @@ func (x *Split) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Split.ProtoReflect.Descriptor instead.
 func (*Split) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{45}
+	return file_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Split) GetSequence() uint64 {
@@ -4109,16 +4212,19 @@ type Assign struct {
 	Merged uint32 `protobuf:"varint,8,opt,name=merged,proto3" json:"merged,omitempty"`
 	// Of a query that names a family: the variant that is to answer it. Of one that names a model
 	// that was released, and no version: the version.
-	Model         string  `protobuf:"bytes,9,opt,name=model,proto3" json:"model,omitempty"`
-	Version       int64   `protobuf:"varint,10,opt,name=version,proto3" json:"version,omitempty"`
-	Accuracy      float64 `protobuf:"fixed64,11,opt,name=accuracy,proto3" json:"accuracy,omitempty"` // 1 if it is unknown
+	Model    string  `protobuf:"bytes,9,opt,name=model,proto3" json:"model,omitempty"`
+	Version  int64   `protobuf:"varint,10,opt,name=version,proto3" json:"version,omitempty"`
+	Accuracy float64 `protobuf:"fixed64,11,opt,name=accuracy,proto3" json:"accuracy,omitempty"` // 1 if it is unknown
+	// How long the query had waited when the leader decided, as far as the leader knows: without the
+	// way of the decision, and of the submit. Absent: the leader does not say.
+	WaitedNs      *int64 `protobuf:"varint,40,opt,name=waited_ns,json=waitedNs,proto3,oneof" json:"waited_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4130,7 +4236,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4143,7 +4249,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{46}
+	return file_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Assign) GetSequence() uint64 {
@@ -4223,6 +4329,13 @@ func (x *Assign) GetAccuracy() float64 {
 	return 0
 }
 
+func (x *Assign) GetWaitedNs() int64 {
+	if x != nil && x.WaitedNs != nil {
+		return *x.WaitedNs
+	}
+	return 0
+}
+
 type Reject struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
@@ -4236,7 +4349,7 @@ type Reject struct {
 
 func (x *Reject) Reset() {
 	*x = Reject{}
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4248,7 +4361,7 @@ func (x *Reject) String() string {
 func (*Reject) ProtoMessage() {}
 
 func (x *Reject) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4261,7 +4374,7 @@ func (x *Reject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reject.ProtoReflect.Descriptor instead.
 func (*Reject) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{47}
+	return file_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Reject) GetSequence() uint64 {
@@ -4311,7 +4424,7 @@ type OfferAgain struct {
 
 func (x *OfferAgain) Reset() {
 	*x = OfferAgain{}
-	mi := &file_control_control_proto_msgTypes[48]
+	mi := &file_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4323,7 +4436,7 @@ func (x *OfferAgain) String() string {
 func (*OfferAgain) ProtoMessage() {}
 
 func (x *OfferAgain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[48]
+	mi := &file_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4336,7 +4449,7 @@ func (x *OfferAgain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferAgain.ProtoReflect.Descriptor instead.
 func (*OfferAgain) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{48}
+	return file_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *OfferAgain) GetSequence() uint64 {
@@ -4377,7 +4490,7 @@ type Election struct {
 
 func (x *Election) Reset() {
 	*x = Election{}
-	mi := &file_control_control_proto_msgTypes[49]
+	mi := &file_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4389,7 +4502,7 @@ func (x *Election) String() string {
 func (*Election) ProtoMessage() {}
 
 func (x *Election) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[49]
+	mi := &file_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4402,7 +4515,7 @@ func (x *Election) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Election.ProtoReflect.Descriptor instead.
 func (*Election) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{49}
+	return file_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Election) GetFrom() string {
@@ -4477,7 +4590,7 @@ type LeaderMessage struct {
 
 func (x *LeaderMessage) Reset() {
 	*x = LeaderMessage{}
-	mi := &file_control_control_proto_msgTypes[50]
+	mi := &file_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4489,7 +4602,7 @@ func (x *LeaderMessage) String() string {
 func (*LeaderMessage) ProtoMessage() {}
 
 func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[50]
+	mi := &file_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4502,7 +4615,7 @@ func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderMessage.ProtoReflect.Descriptor instead.
 func (*LeaderMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{50}
+	return file_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *LeaderMessage) GetElection() []*Election {
@@ -4613,7 +4726,7 @@ type WorkerMessage struct {
 
 func (x *WorkerMessage) Reset() {
 	*x = WorkerMessage{}
-	mi := &file_control_control_proto_msgTypes[51]
+	mi := &file_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4625,7 +4738,7 @@ func (x *WorkerMessage) String() string {
 func (*WorkerMessage) ProtoMessage() {}
 
 func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[51]
+	mi := &file_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4638,7 +4751,7 @@ func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerMessage.ProtoReflect.Descriptor instead.
 func (*WorkerMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{51}
+	return file_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *WorkerMessage) GetElection() []*Election {
@@ -4713,7 +4826,7 @@ type LayoutOrder struct {
 
 func (x *LayoutOrder) Reset() {
 	*x = LayoutOrder{}
-	mi := &file_control_control_proto_msgTypes[52]
+	mi := &file_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4725,7 +4838,7 @@ func (x *LayoutOrder) String() string {
 func (*LayoutOrder) ProtoMessage() {}
 
 func (x *LayoutOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[52]
+	mi := &file_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4738,7 +4851,7 @@ func (x *LayoutOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutOrder.ProtoReflect.Descriptor instead.
 func (*LayoutOrder) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{52}
+	return file_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *LayoutOrder) GetEpoch() uint64 {
@@ -4784,7 +4897,7 @@ type LanesOrder struct {
 
 func (x *LanesOrder) Reset() {
 	*x = LanesOrder{}
-	mi := &file_control_control_proto_msgTypes[53]
+	mi := &file_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4796,7 +4909,7 @@ func (x *LanesOrder) String() string {
 func (*LanesOrder) ProtoMessage() {}
 
 func (x *LanesOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[53]
+	mi := &file_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4809,7 +4922,7 @@ func (x *LanesOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LanesOrder.ProtoReflect.Descriptor instead.
 func (*LanesOrder) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{53}
+	return file_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *LanesOrder) GetEpoch() uint64 {
@@ -4864,7 +4977,7 @@ type LayoutState struct {
 
 func (x *LayoutState) Reset() {
 	*x = LayoutState{}
-	mi := &file_control_control_proto_msgTypes[54]
+	mi := &file_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4876,7 +4989,7 @@ func (x *LayoutState) String() string {
 func (*LayoutState) ProtoMessage() {}
 
 func (x *LayoutState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[54]
+	mi := &file_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4889,7 +5002,7 @@ func (x *LayoutState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutState.ProtoReflect.Descriptor instead.
 func (*LayoutState) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{54}
+	return file_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *LayoutState) GetAutomatic() bool {
@@ -4987,7 +5100,7 @@ type Placement struct {
 
 func (x *Placement) Reset() {
 	*x = Placement{}
-	mi := &file_control_control_proto_msgTypes[55]
+	mi := &file_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4999,7 +5112,7 @@ func (x *Placement) String() string {
 func (*Placement) ProtoMessage() {}
 
 func (x *Placement) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[55]
+	mi := &file_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5012,7 +5125,7 @@ func (x *Placement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placement.ProtoReflect.Descriptor instead.
 func (*Placement) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{55}
+	return file_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Placement) GetVersion() uint64 {
@@ -5041,7 +5154,7 @@ type PlaceRequest struct {
 
 func (x *PlaceRequest) Reset() {
 	*x = PlaceRequest{}
-	mi := &file_control_control_proto_msgTypes[56]
+	mi := &file_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5053,7 +5166,7 @@ func (x *PlaceRequest) String() string {
 func (*PlaceRequest) ProtoMessage() {}
 
 func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[56]
+	mi := &file_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5066,7 +5179,7 @@ func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRequest.ProtoReflect.Descriptor instead.
 func (*PlaceRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{56}
+	return file_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PlaceRequest) GetVerb() string {
@@ -5107,7 +5220,7 @@ type PlaceResponse struct {
 
 func (x *PlaceResponse) Reset() {
 	*x = PlaceResponse{}
-	mi := &file_control_control_proto_msgTypes[57]
+	mi := &file_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5119,7 +5232,7 @@ func (x *PlaceResponse) String() string {
 func (*PlaceResponse) ProtoMessage() {}
 
 func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[57]
+	mi := &file_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5132,7 +5245,7 @@ func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceResponse.ProtoReflect.Descriptor instead.
 func (*PlaceResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{57}
+	return file_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PlaceResponse) GetVersion() uint64 {
@@ -5189,7 +5302,7 @@ type Completed struct {
 
 func (x *Completed) Reset() {
 	*x = Completed{}
-	mi := &file_control_control_proto_msgTypes[58]
+	mi := &file_control_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5201,7 +5314,7 @@ func (x *Completed) String() string {
 func (*Completed) ProtoMessage() {}
 
 func (x *Completed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[58]
+	mi := &file_control_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5214,7 +5327,7 @@ func (x *Completed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Completed.ProtoReflect.Descriptor instead.
 func (*Completed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{58}
+	return file_control_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Completed) GetGateway() uint64 {
@@ -5394,7 +5507,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_control_control_proto_msgTypes[59]
+	mi := &file_control_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5406,7 +5519,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[59]
+	mi := &file_control_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5419,7 +5532,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{59}
+	return file_control_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Held) GetGateway() uint64 {
@@ -5489,7 +5602,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_control_control_proto_msgTypes[60]
+	mi := &file_control_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5501,7 +5614,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[60]
+	mi := &file_control_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5514,7 +5627,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{60}
+	return file_control_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ProbeRequest) GetId() uint64 {
@@ -5598,7 +5711,7 @@ type ProbeAnswer struct {
 
 func (x *ProbeAnswer) Reset() {
 	*x = ProbeAnswer{}
-	mi := &file_control_control_proto_msgTypes[61]
+	mi := &file_control_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5610,7 +5723,7 @@ func (x *ProbeAnswer) String() string {
 func (*ProbeAnswer) ProtoMessage() {}
 
 func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[61]
+	mi := &file_control_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5623,7 +5736,7 @@ func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeAnswer.ProtoReflect.Descriptor instead.
 func (*ProbeAnswer) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{61}
+	return file_control_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ProbeAnswer) GetId() uint64 {
@@ -5649,14 +5762,15 @@ func (x *ProbeAnswer) GetRemainingNs() int64 {
 
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"` // "": the fleet
+	Agent         string                 `protobuf:"bytes,1,opt,name=agent,proto3" json:"agent,omitempty"`                         // "": the fleet
+	MissedNs      int64                  `protobuf:"varint,40,opt,name=missed_ns,json=missedNs,proto3" json:"missed_ns,omitempty"` // the time that FleetStatus.missed is to be of; 0: the last minute
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_control_control_proto_msgTypes[62]
+	mi := &file_control_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5668,7 +5782,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[62]
+	mi := &file_control_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5681,7 +5795,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{62}
+	return file_control_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *StatusRequest) GetAgent() string {
@@ -5689,6 +5803,13 @@ func (x *StatusRequest) GetAgent() string {
 		return x.Agent
 	}
 	return ""
+}
+
+func (x *StatusRequest) GetMissedNs() int64 {
+	if x != nil {
+		return x.MissedNs
+	}
+	return 0
 }
 
 // A FleetStatus is one snapshot; see `muster status`. Rates are those of the last
@@ -5708,13 +5829,14 @@ type FleetStatus struct {
 	Families      []*FamilyStatus  `protobuf:"bytes,10,rep,name=families,proto3" json:"families,omitempty"`   // by name
 	Placement     *PlacementStatus `protobuf:"bytes,11,opt,name=placement,proto3" json:"placement,omitempty"` // absent where no agent's layout is the leader's to say
 	Plan          *Plan            `protobuf:"bytes,21,opt,name=plan,proto3" json:"plan,omitempty"`           // the last one of a leader, if any
+	Missed        *MissedQueries   `protobuf:"bytes,40,opt,name=missed,proto3" json:"missed,omitempty"`       // absent: the leader knows no causes, or there is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FleetStatus) Reset() {
 	*x = FleetStatus{}
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5726,7 +5848,7 @@ func (x *FleetStatus) String() string {
 func (*FleetStatus) ProtoMessage() {}
 
 func (x *FleetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5739,7 +5861,7 @@ func (x *FleetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatus.ProtoReflect.Descriptor instead.
 func (*FleetStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63}
+	return file_control_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *FleetStatus) GetView() *View {
@@ -5826,6 +5948,127 @@ func (x *FleetStatus) GetPlan() *Plan {
 	return nil
 }
 
+func (x *FleetStatus) GetMissed() *MissedQueries {
+	if x != nil {
+		return x.Missed
+	}
+	return nil
+}
+
+// A MissedQueries says why queries were late, refused or failed.
+type MissedQueries struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	LastNs        int64                  `protobuf:"varint,1,opt,name=last_ns,json=lastNs,proto3" json:"last_ns,omitempty"` // the time that it is of, at most what was asked for
+	Missed        []*Missed              `protobuf:"bytes,2,rep,name=missed,proto3" json:"missed,omitempty"`                // the most frequent first
+	Ended         []*EndedQueries        `protobuf:"bytes,3,rep,name=ended,proto3" json:"ended,omitempty"`                  // by model
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MissedQueries) Reset() {
+	*x = MissedQueries{}
+	mi := &file_control_control_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MissedQueries) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MissedQueries) ProtoMessage() {}
+
+func (x *MissedQueries) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MissedQueries.ProtoReflect.Descriptor instead.
+func (*MissedQueries) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *MissedQueries) GetLastNs() int64 {
+	if x != nil {
+		return x.LastNs
+	}
+	return 0
+}
+
+func (x *MissedQueries) GetMissed() []*Missed {
+	if x != nil {
+		return x.Missed
+	}
+	return nil
+}
+
+func (x *MissedQueries) GetEnded() []*EndedQueries {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
+// An EndedQueries counts the queries for a model that were answered or failed.
+type EndedQueries struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"` // or a family
+	Count         uint64                 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndedQueries) Reset() {
+	*x = EndedQueries{}
+	mi := &file_control_control_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndedQueries) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndedQueries) ProtoMessage() {}
+
+func (x *EndedQueries) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndedQueries.ProtoReflect.Descriptor instead.
+func (*EndedQueries) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *EndedQueries) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *EndedQueries) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
 // A PlacementStatus is the placement that a leader has decided, and how far the agents have come.
 type PlacementStatus struct {
 	state         protoimpl.MessageState         `protogen:"open.v1"`
@@ -5839,7 +6082,7 @@ type PlacementStatus struct {
 
 func (x *PlacementStatus) Reset() {
 	*x = PlacementStatus{}
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5851,7 +6094,7 @@ func (x *PlacementStatus) String() string {
 func (*PlacementStatus) ProtoMessage() {}
 
 func (x *PlacementStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5864,7 +6107,7 @@ func (x *PlacementStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementStatus.ProtoReflect.Descriptor instead.
 func (*PlacementStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64}
+	return file_control_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *PlacementStatus) GetVersion() uint64 {
@@ -5918,7 +6161,7 @@ type Proposal struct {
 
 func (x *Proposal) Reset() {
 	*x = Proposal{}
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5930,7 +6173,7 @@ func (x *Proposal) String() string {
 func (*Proposal) ProtoMessage() {}
 
 func (x *Proposal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5943,7 +6186,7 @@ func (x *Proposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{65}
+	return file_control_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Proposal) GetTimeUnixNs() int64 {
@@ -6051,7 +6294,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6063,7 +6306,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6076,7 +6319,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{66}
+	return file_control_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Plan) GetNumber() uint64 {
@@ -6212,7 +6455,7 @@ type AgentStatus struct {
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6224,7 +6467,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6237,7 +6480,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{67}
+	return file_control_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *AgentStatus) GetName() string {
@@ -6309,7 +6552,7 @@ type ModelStatus struct {
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6321,7 +6564,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6334,7 +6577,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{68}
+	return file_control_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ModelStatus) GetModel() string {
@@ -6434,7 +6677,7 @@ type FamilyStatus struct {
 
 func (x *FamilyStatus) Reset() {
 	*x = FamilyStatus{}
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6446,7 +6689,7 @@ func (x *FamilyStatus) String() string {
 func (*FamilyStatus) ProtoMessage() {}
 
 func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6459,7 +6702,7 @@ func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus.ProtoReflect.Descriptor instead.
 func (*FamilyStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{69}
+	return file_control_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *FamilyStatus) GetFamily() string {
@@ -6533,7 +6776,7 @@ type DemandRequest struct {
 
 func (x *DemandRequest) Reset() {
 	*x = DemandRequest{}
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6545,7 +6788,7 @@ func (x *DemandRequest) String() string {
 func (*DemandRequest) ProtoMessage() {}
 
 func (x *DemandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6558,7 +6801,7 @@ func (x *DemandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemandRequest.ProtoReflect.Descriptor instead.
 func (*DemandRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{70}
+	return file_control_control_proto_rawDescGZIP(), []int{73}
 }
 
 // A FleetDemand is what the fleet is asked for, and what was learned by answering.
@@ -6574,7 +6817,7 @@ type FleetDemand struct {
 
 func (x *FleetDemand) Reset() {
 	*x = FleetDemand{}
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6586,7 +6829,7 @@ func (x *FleetDemand) String() string {
 func (*FleetDemand) ProtoMessage() {}
 
 func (x *FleetDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6599,7 +6842,7 @@ func (x *FleetDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetDemand.ProtoReflect.Descriptor instead.
 func (*FleetDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{71}
+	return file_control_control_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *FleetDemand) GetLeadership() *Leadership {
@@ -6648,7 +6891,7 @@ type ModelDemand struct {
 
 func (x *ModelDemand) Reset() {
 	*x = ModelDemand{}
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6660,7 +6903,7 @@ func (x *ModelDemand) String() string {
 func (*ModelDemand) ProtoMessage() {}
 
 func (x *ModelDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6673,7 +6916,7 @@ func (x *ModelDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelDemand.ProtoReflect.Descriptor instead.
 func (*ModelDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{72}
+	return file_control_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ModelDemand) GetModel() string {
@@ -6751,7 +6994,7 @@ type LearnedProfile struct {
 
 func (x *LearnedProfile) Reset() {
 	*x = LearnedProfile{}
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6763,7 +7006,7 @@ func (x *LearnedProfile) String() string {
 func (*LearnedProfile) ProtoMessage() {}
 
 func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6776,7 +7019,7 @@ func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedProfile.ProtoReflect.Descriptor instead.
 func (*LearnedProfile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{73}
+	return file_control_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *LearnedProfile) GetTable() []byte {
@@ -6809,7 +7052,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6821,7 +7064,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6834,7 +7077,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{74}
+	return file_control_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *DrainRequest) GetAgents() []string {
@@ -6853,7 +7096,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6865,7 +7108,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6878,7 +7121,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{75}
+	return file_control_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DrainResponse) GetDraining() []string {
@@ -6898,7 +7141,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6910,7 +7153,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6923,7 +7166,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{76}
+	return file_control_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *EventsRequest) GetFollow() bool {
@@ -6960,7 +7203,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6972,7 +7215,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6985,7 +7228,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{77}
+	return file_control_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *Event) GetAgent() string {
@@ -7054,7 +7297,7 @@ type EventDetail struct {
 
 func (x *EventDetail) Reset() {
 	*x = EventDetail{}
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7066,7 +7309,7 @@ func (x *EventDetail) String() string {
 func (*EventDetail) ProtoMessage() {}
 
 func (x *EventDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7079,7 +7322,7 @@ func (x *EventDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventDetail.ProtoReflect.Descriptor instead.
 func (*EventDetail) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{78}
+	return file_control_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *EventDetail) GetKey() string {
@@ -7111,7 +7354,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7123,7 +7366,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7136,7 +7379,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{79}
+	return file_control_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *RotateKeysRequest) GetKey() []byte {
@@ -7171,7 +7414,7 @@ type KeysProgress struct {
 
 func (x *KeysProgress) Reset() {
 	*x = KeysProgress{}
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7183,7 +7426,7 @@ func (x *KeysProgress) String() string {
 func (*KeysProgress) ProtoMessage() {}
 
 func (x *KeysProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7196,7 +7439,7 @@ func (x *KeysProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysProgress.ProtoReflect.Descriptor instead.
 func (*KeysProgress) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{80}
+	return file_control_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *KeysProgress) GetStep() string {
@@ -7221,7 +7464,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7233,7 +7476,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7246,7 +7489,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{81}
+	return file_control_control_proto_rawDescGZIP(), []int{84}
 }
 
 type ListKeysResponse struct {
@@ -7258,7 +7501,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7270,7 +7513,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7283,7 +7526,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{82}
+	return file_control_control_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListKeysResponse) GetAgents() []*AgentKeys {
@@ -7308,7 +7551,7 @@ type AgentKeys struct {
 
 func (x *AgentKeys) Reset() {
 	*x = AgentKeys{}
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7320,7 +7563,7 @@ func (x *AgentKeys) String() string {
 func (*AgentKeys) ProtoMessage() {}
 
 func (x *AgentKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7333,7 +7576,7 @@ func (x *AgentKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKeys.ProtoReflect.Descriptor instead.
 func (*AgentKeys) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{83}
+	return file_control_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *AgentKeys) GetAgent() string {
@@ -7391,7 +7634,7 @@ type KeyringRequest struct {
 
 func (x *KeyringRequest) Reset() {
 	*x = KeyringRequest{}
-	mi := &file_control_control_proto_msgTypes[84]
+	mi := &file_control_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7403,7 +7646,7 @@ func (x *KeyringRequest) String() string {
 func (*KeyringRequest) ProtoMessage() {}
 
 func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[84]
+	mi := &file_control_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7416,7 +7659,7 @@ func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyringRequest.ProtoReflect.Descriptor instead.
 func (*KeyringRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{84}
+	return file_control_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *KeyringRequest) GetStep() string {
@@ -7451,7 +7694,7 @@ type LearnedRenting_BootTime struct {
 
 func (x *LearnedRenting_BootTime) Reset() {
 	*x = LearnedRenting_BootTime{}
-	mi := &file_control_control_proto_msgTypes[85]
+	mi := &file_control_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7463,7 +7706,7 @@ func (x *LearnedRenting_BootTime) String() string {
 func (*LearnedRenting_BootTime) ProtoMessage() {}
 
 func (x *LearnedRenting_BootTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[85]
+	mi := &file_control_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7506,7 +7749,7 @@ type PlacementStatus_AgentPlaced struct {
 
 func (x *PlacementStatus_AgentPlaced) Reset() {
 	*x = PlacementStatus_AgentPlaced{}
-	mi := &file_control_control_proto_msgTypes[86]
+	mi := &file_control_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7518,7 +7761,7 @@ func (x *PlacementStatus_AgentPlaced) String() string {
 func (*PlacementStatus_AgentPlaced) ProtoMessage() {}
 
 func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[86]
+	mi := &file_control_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7531,7 +7774,7 @@ func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementStatus_AgentPlaced.ProtoReflect.Descriptor instead.
 func (*PlacementStatus_AgentPlaced) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{67, 0}
 }
 
 func (x *PlacementStatus_AgentPlaced) GetAgent() string {
@@ -7581,7 +7824,7 @@ type Proposal_Load struct {
 
 func (x *Proposal_Load) Reset() {
 	*x = Proposal_Load{}
-	mi := &file_control_control_proto_msgTypes[87]
+	mi := &file_control_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7593,7 +7836,7 @@ func (x *Proposal_Load) String() string {
 func (*Proposal_Load) ProtoMessage() {}
 
 func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[87]
+	mi := &file_control_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7606,7 +7849,7 @@ func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Load.ProtoReflect.Descriptor instead.
 func (*Proposal_Load) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{65, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{68, 0}
 }
 
 func (x *Proposal_Load) GetRate() float64 {
@@ -7640,7 +7883,7 @@ type Proposal_Instances struct {
 
 func (x *Proposal_Instances) Reset() {
 	*x = Proposal_Instances{}
-	mi := &file_control_control_proto_msgTypes[88]
+	mi := &file_control_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7652,7 +7895,7 @@ func (x *Proposal_Instances) String() string {
 func (*Proposal_Instances) ProtoMessage() {}
 
 func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[88]
+	mi := &file_control_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7665,7 +7908,7 @@ func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Instances.ProtoReflect.Descriptor instead.
 func (*Proposal_Instances) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{65, 1}
+	return file_control_control_proto_rawDescGZIP(), []int{68, 1}
 }
 
 func (x *Proposal_Instances) GetType() string {
@@ -7695,7 +7938,7 @@ type Plan_Choice struct {
 
 func (x *Plan_Choice) Reset() {
 	*x = Plan_Choice{}
-	mi := &file_control_control_proto_msgTypes[89]
+	mi := &file_control_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7707,7 +7950,7 @@ func (x *Plan_Choice) String() string {
 func (*Plan_Choice) ProtoMessage() {}
 
 func (x *Plan_Choice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[89]
+	mi := &file_control_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7720,7 +7963,7 @@ func (x *Plan_Choice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan_Choice.ProtoReflect.Descriptor instead.
 func (*Plan_Choice) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{66, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{69, 0}
 }
 
 func (x *Plan_Choice) GetInstances() []*Plan_FleetCount {
@@ -7769,7 +8012,7 @@ type Plan_FleetCount struct {
 
 func (x *Plan_FleetCount) Reset() {
 	*x = Plan_FleetCount{}
-	mi := &file_control_control_proto_msgTypes[90]
+	mi := &file_control_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7781,7 +8024,7 @@ func (x *Plan_FleetCount) String() string {
 func (*Plan_FleetCount) ProtoMessage() {}
 
 func (x *Plan_FleetCount) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[90]
+	mi := &file_control_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7794,7 +8037,7 @@ func (x *Plan_FleetCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan_FleetCount.ProtoReflect.Descriptor instead.
 func (*Plan_FleetCount) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{66, 1}
+	return file_control_control_proto_rawDescGZIP(), []int{69, 1}
 }
 
 func (x *Plan_FleetCount) GetType() string {
@@ -7829,7 +8072,7 @@ type Plan_Gain struct {
 
 func (x *Plan_Gain) Reset() {
 	*x = Plan_Gain{}
-	mi := &file_control_control_proto_msgTypes[91]
+	mi := &file_control_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7841,7 +8084,7 @@ func (x *Plan_Gain) String() string {
 func (*Plan_Gain) ProtoMessage() {}
 
 func (x *Plan_Gain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[91]
+	mi := &file_control_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7854,7 +8097,7 @@ func (x *Plan_Gain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan_Gain.ProtoReflect.Descriptor instead.
 func (*Plan_Gain) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{66, 2}
+	return file_control_control_proto_rawDescGZIP(), []int{69, 2}
 }
 
 func (x *Plan_Gain) GetType() string {
@@ -7888,7 +8131,7 @@ type ModelStatus_Refusals struct {
 
 func (x *ModelStatus_Refusals) Reset() {
 	*x = ModelStatus_Refusals{}
-	mi := &file_control_control_proto_msgTypes[92]
+	mi := &file_control_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7900,7 +8143,7 @@ func (x *ModelStatus_Refusals) String() string {
 func (*ModelStatus_Refusals) ProtoMessage() {}
 
 func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[92]
+	mi := &file_control_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7913,7 +8156,7 @@ func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus_Refusals.ProtoReflect.Descriptor instead.
 func (*ModelStatus_Refusals) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{68, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{71, 0}
 }
 
 func (x *ModelStatus_Refusals) GetReason() string {
@@ -7943,7 +8186,7 @@ type FamilyStatus_VariantShare struct {
 
 func (x *FamilyStatus_VariantShare) Reset() {
 	*x = FamilyStatus_VariantShare{}
-	mi := &file_control_control_proto_msgTypes[93]
+	mi := &file_control_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7955,7 +8198,7 @@ func (x *FamilyStatus_VariantShare) String() string {
 func (*FamilyStatus_VariantShare) ProtoMessage() {}
 
 func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[93]
+	mi := &file_control_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7968,7 +8211,7 @@ func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus_VariantShare.ProtoReflect.Descriptor instead.
 func (*FamilyStatus_VariantShare) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{69, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{72, 0}
 }
 
 func (x *FamilyStatus_VariantShare) GetModel() string {
@@ -8031,12 +8274,13 @@ const file_control_control_proto_rawDesc = "" +
 	"\n" +
 	"timeout_ns\x18\x03 \x01(\x03R\ttimeoutNs\x12\x1a\n" +
 	"\bmetadata\x18\x04 \x03(\fR\bmetadata\x122\n" +
-	"\x05query\x18\x05 \x01(\v2\x1c.inference.ModelInferRequestR\x05query\"\xa6\x01\n" +
+	"\x05query\x18\x05 \x01(\v2\x1c.inference.ModelInferRequestR\x05query\"\xbc\x01\n" +
 	"\x0eStreamedAnswer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05error\x18\x02 \x01(\fR\x05error\x125\n" +
 	"\x06answer\x18\x03 \x01(\v2\x1d.inference.ModelInferResponseR\x06answer\x12&\n" +
-	"\fremaining_ns\x18\x04 \x01(\x03H\x00R\vremainingNs\x88\x01\x01B\x0f\n" +
+	"\fremaining_ns\x18\x04 \x01(\x03H\x00R\vremainingNs\x88\x01\x01\x12\x14\n" +
+	"\x05spent\x18( \x01(\fR\x05spentB\x0f\n" +
 	"\r_remaining_ns\"\x11\n" +
 	"\x0fDescribeRequest\"\xb9\x03\n" +
 	"\aRelease\x12\x14\n" +
@@ -8095,7 +8339,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\ttolerance\x18\x06 \x01(\x01R\ttolerance\x12\x0e\n" +
 	"\x02by\x18\a \x01(\tR\x02by\x12*\n" +
 	"\x0emax_difference\x18\b \x01(\x01H\x00R\rmaxDifference\x88\x01\x01B\x11\n" +
-	"\x0f_max_difference\"\xb2\a\n" +
+	"\x0f_max_difference\"\xce\a\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
@@ -8127,7 +8371,8 @@ const file_control_control_proto_rawDesc = "" +
 	"accuracies\x18\x1c \x03(\v2!.muster.control.v1.FamilyAccuracyR\n" +
 	"accuracies\x12;\n" +
 	"\bproblems\x18\x1d \x03(\v2\x1f.muster.control.v1.ModelProblemR\bproblems\x12!\n" +
-	"\fdisplay_name\x18\x1e \x01(\tR\vdisplayName\"n\n" +
+	"\fdisplay_name\x18\x1e \x01(\tR\vdisplayName\x12\x1a\n" +
+	"\bmeasures\x18( \x01(\bR\bmeasures\"n\n" +
 	"\fModelProblem\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +
@@ -8318,14 +8563,21 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x15\n" +
 	"\x06age_ns\x18\x02 \x01(\x03R\x05ageNs\x12!\n" +
 	"\fremaining_ns\x18\x03 \x03(\x03R\vremainingNs\x12\x18\n" +
-	"\awaiting\x18\x04 \x01(\rR\awaiting\"\xb8\x02\n" +
+	"\awaiting\x18\x04 \x01(\rR\awaiting\"\xeb\x02\n" +
 	"\x0eGatewayMessage\x125\n" +
 	"\x05hello\x18\x01 \x01(\v2\x1f.muster.control.v1.GatewayHelloR\x05hello\x121\n" +
 	"\x06submit\x18\x02 \x03(\v2\x19.muster.control.v1.SubmitR\x06submit\x12\x16\n" +
 	"\x06cancel\x18\x03 \x03(\x04R\x06cancel\x121\n" +
 	"\x06unused\x18\x04 \x03(\v2\x19.muster.control.v1.AssignR\x06unused\x121\n" +
 	"\x06failed\x18\x05 \x03(\v2\x19.muster.control.v1.FailedR\x06failed\x12>\n" +
-	"\bcompared\x18\x14 \x03(\v2\".muster.control.v1.AnswersComparedR\bcompared\"\x99\x01\n" +
+	"\bcompared\x18\x14 \x03(\v2\".muster.control.v1.AnswersComparedR\bcompared\x121\n" +
+	"\x06missed\x18( \x03(\v2\x19.muster.control.v1.MissedR\x06missed\"y\n" +
+	"\x06Missed\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n" +
+	"\x05cause\x18\x02 \x01(\tR\x05cause\x12\x14\n" +
+	"\x05agent\x18\x03 \x01(\tR\x05agent\x12\x14\n" +
+	"\x05count\x18\x04 \x01(\x04R\x05count\x12\x17\n" +
+	"\atime_ns\x18\x05 \x01(\x03R\x06timeNs\"\x99\x01\n" +
 	"\x06Failed\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +
@@ -8380,7 +8632,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\x04rows\x18\x02 \x03(\rR\x04rows\x12\x14\n" +
 	"\x05model\x18\x03 \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\x04 \x01(\x03R\aversion\x12\x1a\n" +
-	"\baccuracy\x18\x05 \x01(\x01R\baccuracy\"\x9e\x02\n" +
+	"\baccuracy\x18\x05 \x01(\x01R\baccuracy\"\xce\x02\n" +
 	"\x06Assign\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\rR\aattempt\x12\x14\n" +
@@ -8393,7 +8645,10 @@ const file_control_control_proto_rawDesc = "" +
 	"\x05model\x18\t \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\n" +
 	" \x01(\x03R\aversion\x12\x1a\n" +
-	"\baccuracy\x18\v \x01(\x01R\baccuracy\"\x98\x01\n" +
+	"\baccuracy\x18\v \x01(\x01R\baccuracy\x12 \n" +
+	"\twaited_ns\x18( \x01(\x03H\x00R\bwaitedNs\x88\x01\x01B\f\n" +
+	"\n" +
+	"_waited_ns\"\x98\x01\n" +
 	"\x06Reject\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x18\n" +
@@ -8531,9 +8786,10 @@ const file_control_control_proto_rawDesc = "" +
 	"\vProbeAnswer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1b\n" +
 	"\tfinish_ns\x18\x02 \x01(\x03R\bfinishNs\x12!\n" +
-	"\fremaining_ns\x18\x03 \x01(\x03R\vremainingNs\"%\n" +
+	"\fremaining_ns\x18\x03 \x01(\x03R\vremainingNs\"B\n" +
 	"\rStatusRequest\x12\x14\n" +
-	"\x05agent\x18\x01 \x01(\tR\x05agent\"\x9f\x04\n" +
+	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x1b\n" +
+	"\tmissed_ns\x18( \x01(\x03R\bmissedNs\"\xd9\x04\n" +
 	"\vFleetStatus\x12+\n" +
 	"\x04view\x18\x01 \x01(\v2\x17.muster.control.v1.ViewR\x04view\x126\n" +
 	"\x06agents\x18\x02 \x03(\v2\x1e.muster.control.v1.AgentStatusR\x06agents\x126\n" +
@@ -8548,7 +8804,15 @@ const file_control_control_proto_rawDesc = "" +
 	"\bfamilies\x18\n" +
 	" \x03(\v2\x1f.muster.control.v1.FamilyStatusR\bfamilies\x12@\n" +
 	"\tplacement\x18\v \x01(\v2\".muster.control.v1.PlacementStatusR\tplacement\x12+\n" +
-	"\x04plan\x18\x15 \x01(\v2\x17.muster.control.v1.PlanR\x04plan\"\xa4\x02\n" +
+	"\x04plan\x18\x15 \x01(\v2\x17.muster.control.v1.PlanR\x04plan\x128\n" +
+	"\x06missed\x18( \x01(\v2 .muster.control.v1.MissedQueriesR\x06missed\"\x92\x01\n" +
+	"\rMissedQueries\x12\x17\n" +
+	"\alast_ns\x18\x01 \x01(\x03R\x06lastNs\x121\n" +
+	"\x06missed\x18\x02 \x03(\v2\x19.muster.control.v1.MissedR\x06missed\x125\n" +
+	"\x05ended\x18\x03 \x03(\v2\x1f.muster.control.v1.EndedQueriesR\x05ended\":\n" +
+	"\fEndedQueries\x12\x14\n" +
+	"\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\"\xa4\x02\n" +
 	"\x0fPlacementStatus\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x16\n" +
 	"\x06paused\x18\x02 \x01(\bR\x06paused\x12\x16\n" +
@@ -8763,7 +9027,7 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 97)
 var file_control_control_proto_goTypes = []any{
 	(*FileRequest)(nil),                     // 0: muster.control.v1.FileRequest
 	(*FileState)(nil),                       // 1: muster.control.v1.FileState
@@ -8806,66 +9070,69 @@ var file_control_control_proto_goTypes = []any{
 	(*Profile)(nil),                         // 38: muster.control.v1.Profile
 	(*LaneLoad)(nil),                        // 39: muster.control.v1.LaneLoad
 	(*GatewayMessage)(nil),                  // 40: muster.control.v1.GatewayMessage
-	(*Failed)(nil),                          // 41: muster.control.v1.Failed
-	(*GatewayHello)(nil),                    // 42: muster.control.v1.GatewayHello
-	(*Submit)(nil),                          // 43: muster.control.v1.Submit
-	(*MatchMessage)(nil),                    // 44: muster.control.v1.MatchMessage
-	(*Split)(nil),                           // 45: muster.control.v1.Split
-	(*Assign)(nil),                          // 46: muster.control.v1.Assign
-	(*Reject)(nil),                          // 47: muster.control.v1.Reject
-	(*OfferAgain)(nil),                      // 48: muster.control.v1.OfferAgain
-	(*Election)(nil),                        // 49: muster.control.v1.Election
-	(*LeaderMessage)(nil),                   // 50: muster.control.v1.LeaderMessage
-	(*WorkerMessage)(nil),                   // 51: muster.control.v1.WorkerMessage
-	(*LayoutOrder)(nil),                     // 52: muster.control.v1.LayoutOrder
-	(*LanesOrder)(nil),                      // 53: muster.control.v1.LanesOrder
-	(*LayoutState)(nil),                     // 54: muster.control.v1.LayoutState
-	(*Placement)(nil),                       // 55: muster.control.v1.Placement
-	(*PlaceRequest)(nil),                    // 56: muster.control.v1.PlaceRequest
-	(*PlaceResponse)(nil),                   // 57: muster.control.v1.PlaceResponse
-	(*Completed)(nil),                       // 58: muster.control.v1.Completed
-	(*Held)(nil),                            // 59: muster.control.v1.Held
-	(*ProbeRequest)(nil),                    // 60: muster.control.v1.ProbeRequest
-	(*ProbeAnswer)(nil),                     // 61: muster.control.v1.ProbeAnswer
-	(*StatusRequest)(nil),                   // 62: muster.control.v1.StatusRequest
-	(*FleetStatus)(nil),                     // 63: muster.control.v1.FleetStatus
-	(*PlacementStatus)(nil),                 // 64: muster.control.v1.PlacementStatus
-	(*Proposal)(nil),                        // 65: muster.control.v1.Proposal
-	(*Plan)(nil),                            // 66: muster.control.v1.Plan
-	(*AgentStatus)(nil),                     // 67: muster.control.v1.AgentStatus
-	(*ModelStatus)(nil),                     // 68: muster.control.v1.ModelStatus
-	(*FamilyStatus)(nil),                    // 69: muster.control.v1.FamilyStatus
-	(*DemandRequest)(nil),                   // 70: muster.control.v1.DemandRequest
-	(*FleetDemand)(nil),                     // 71: muster.control.v1.FleetDemand
-	(*ModelDemand)(nil),                     // 72: muster.control.v1.ModelDemand
-	(*LearnedProfile)(nil),                  // 73: muster.control.v1.LearnedProfile
-	(*DrainRequest)(nil),                    // 74: muster.control.v1.DrainRequest
-	(*DrainResponse)(nil),                   // 75: muster.control.v1.DrainResponse
-	(*EventsRequest)(nil),                   // 76: muster.control.v1.EventsRequest
-	(*Event)(nil),                           // 77: muster.control.v1.Event
-	(*EventDetail)(nil),                     // 78: muster.control.v1.EventDetail
-	(*RotateKeysRequest)(nil),               // 79: muster.control.v1.RotateKeysRequest
-	(*KeysProgress)(nil),                    // 80: muster.control.v1.KeysProgress
-	(*ListKeysRequest)(nil),                 // 81: muster.control.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),                // 82: muster.control.v1.ListKeysResponse
-	(*AgentKeys)(nil),                       // 83: muster.control.v1.AgentKeys
-	(*KeyringRequest)(nil),                  // 84: muster.control.v1.KeyringRequest
-	(*LearnedRenting_BootTime)(nil),         // 85: muster.control.v1.LearnedRenting.BootTime
-	(*PlacementStatus_AgentPlaced)(nil),     // 86: muster.control.v1.PlacementStatus.AgentPlaced
-	(*Proposal_Load)(nil),                   // 87: muster.control.v1.Proposal.Load
-	(*Proposal_Instances)(nil),              // 88: muster.control.v1.Proposal.Instances
-	(*Plan_Choice)(nil),                     // 89: muster.control.v1.Plan.Choice
-	(*Plan_FleetCount)(nil),                 // 90: muster.control.v1.Plan.FleetCount
-	(*Plan_Gain)(nil),                       // 91: muster.control.v1.Plan.Gain
-	(*ModelStatus_Refusals)(nil),            // 92: muster.control.v1.ModelStatus.Refusals
-	(*FamilyStatus_VariantShare)(nil),       // 93: muster.control.v1.FamilyStatus.VariantShare
-	(*inference.ModelInferRequest)(nil),     // 94: inference.ModelInferRequest
-	(*inference.ModelInferResponse)(nil),    // 95: inference.ModelInferResponse
-	(*inference.ModelMetadataResponse)(nil), // 96: inference.ModelMetadataResponse
+	(*Missed)(nil),                          // 41: muster.control.v1.Missed
+	(*Failed)(nil),                          // 42: muster.control.v1.Failed
+	(*GatewayHello)(nil),                    // 43: muster.control.v1.GatewayHello
+	(*Submit)(nil),                          // 44: muster.control.v1.Submit
+	(*MatchMessage)(nil),                    // 45: muster.control.v1.MatchMessage
+	(*Split)(nil),                           // 46: muster.control.v1.Split
+	(*Assign)(nil),                          // 47: muster.control.v1.Assign
+	(*Reject)(nil),                          // 48: muster.control.v1.Reject
+	(*OfferAgain)(nil),                      // 49: muster.control.v1.OfferAgain
+	(*Election)(nil),                        // 50: muster.control.v1.Election
+	(*LeaderMessage)(nil),                   // 51: muster.control.v1.LeaderMessage
+	(*WorkerMessage)(nil),                   // 52: muster.control.v1.WorkerMessage
+	(*LayoutOrder)(nil),                     // 53: muster.control.v1.LayoutOrder
+	(*LanesOrder)(nil),                      // 54: muster.control.v1.LanesOrder
+	(*LayoutState)(nil),                     // 55: muster.control.v1.LayoutState
+	(*Placement)(nil),                       // 56: muster.control.v1.Placement
+	(*PlaceRequest)(nil),                    // 57: muster.control.v1.PlaceRequest
+	(*PlaceResponse)(nil),                   // 58: muster.control.v1.PlaceResponse
+	(*Completed)(nil),                       // 59: muster.control.v1.Completed
+	(*Held)(nil),                            // 60: muster.control.v1.Held
+	(*ProbeRequest)(nil),                    // 61: muster.control.v1.ProbeRequest
+	(*ProbeAnswer)(nil),                     // 62: muster.control.v1.ProbeAnswer
+	(*StatusRequest)(nil),                   // 63: muster.control.v1.StatusRequest
+	(*FleetStatus)(nil),                     // 64: muster.control.v1.FleetStatus
+	(*MissedQueries)(nil),                   // 65: muster.control.v1.MissedQueries
+	(*EndedQueries)(nil),                    // 66: muster.control.v1.EndedQueries
+	(*PlacementStatus)(nil),                 // 67: muster.control.v1.PlacementStatus
+	(*Proposal)(nil),                        // 68: muster.control.v1.Proposal
+	(*Plan)(nil),                            // 69: muster.control.v1.Plan
+	(*AgentStatus)(nil),                     // 70: muster.control.v1.AgentStatus
+	(*ModelStatus)(nil),                     // 71: muster.control.v1.ModelStatus
+	(*FamilyStatus)(nil),                    // 72: muster.control.v1.FamilyStatus
+	(*DemandRequest)(nil),                   // 73: muster.control.v1.DemandRequest
+	(*FleetDemand)(nil),                     // 74: muster.control.v1.FleetDemand
+	(*ModelDemand)(nil),                     // 75: muster.control.v1.ModelDemand
+	(*LearnedProfile)(nil),                  // 76: muster.control.v1.LearnedProfile
+	(*DrainRequest)(nil),                    // 77: muster.control.v1.DrainRequest
+	(*DrainResponse)(nil),                   // 78: muster.control.v1.DrainResponse
+	(*EventsRequest)(nil),                   // 79: muster.control.v1.EventsRequest
+	(*Event)(nil),                           // 80: muster.control.v1.Event
+	(*EventDetail)(nil),                     // 81: muster.control.v1.EventDetail
+	(*RotateKeysRequest)(nil),               // 82: muster.control.v1.RotateKeysRequest
+	(*KeysProgress)(nil),                    // 83: muster.control.v1.KeysProgress
+	(*ListKeysRequest)(nil),                 // 84: muster.control.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),                // 85: muster.control.v1.ListKeysResponse
+	(*AgentKeys)(nil),                       // 86: muster.control.v1.AgentKeys
+	(*KeyringRequest)(nil),                  // 87: muster.control.v1.KeyringRequest
+	(*LearnedRenting_BootTime)(nil),         // 88: muster.control.v1.LearnedRenting.BootTime
+	(*PlacementStatus_AgentPlaced)(nil),     // 89: muster.control.v1.PlacementStatus.AgentPlaced
+	(*Proposal_Load)(nil),                   // 90: muster.control.v1.Proposal.Load
+	(*Proposal_Instances)(nil),              // 91: muster.control.v1.Proposal.Instances
+	(*Plan_Choice)(nil),                     // 92: muster.control.v1.Plan.Choice
+	(*Plan_FleetCount)(nil),                 // 93: muster.control.v1.Plan.FleetCount
+	(*Plan_Gain)(nil),                       // 94: muster.control.v1.Plan.Gain
+	(*ModelStatus_Refusals)(nil),            // 95: muster.control.v1.ModelStatus.Refusals
+	(*FamilyStatus_VariantShare)(nil),       // 96: muster.control.v1.FamilyStatus.VariantShare
+	(*inference.ModelInferRequest)(nil),     // 97: inference.ModelInferRequest
+	(*inference.ModelInferResponse)(nil),    // 98: inference.ModelInferResponse
+	(*inference.ModelMetadataResponse)(nil), // 99: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
-	94,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
-	95,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
+	97,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
+	98,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
 	10,  // 2: muster.control.v1.ReleaseResponse.releases:type_name -> muster.control.v1.ReleaseState
 	7,   // 3: muster.control.v1.ReleaseState.release:type_name -> muster.control.v1.Release
 	11,  // 4: muster.control.v1.ReleaseState.current:type_name -> muster.control.v1.VersionCounts
@@ -8880,7 +9147,7 @@ var file_control_control_proto_depIdxs = []int32{
 	15,  // 13: muster.control.v1.Member.problems:type_name -> muster.control.v1.ModelProblem
 	22,  // 14: muster.control.v1.DesiredFleet.counts:type_name -> muster.control.v1.FleetCount
 	21,  // 15: muster.control.v1.DesiredFleet.learned:type_name -> muster.control.v1.LearnedRenting
-	85,  // 16: muster.control.v1.LearnedRenting.boots:type_name -> muster.control.v1.LearnedRenting.BootTime
+	88,  // 16: muster.control.v1.LearnedRenting.boots:type_name -> muster.control.v1.LearnedRenting.BootTime
 	20,  // 17: muster.control.v1.FleetState.desired:type_name -> muster.control.v1.DesiredFleet
 	25,  // 18: muster.control.v1.FleetState.machines:type_name -> muster.control.v1.RentedMachine
 	22,  // 19: muster.control.v1.FleetState.foreign:type_name -> muster.control.v1.FleetCount
@@ -8891,7 +9158,7 @@ var file_control_control_proto_depIdxs = []int32{
 	22,  // 24: muster.control.v1.FleetProposal.counts:type_name -> muster.control.v1.FleetCount
 	31,  // 25: muster.control.v1.SetFleetRequest.counts:type_name -> muster.control.v1.FleetCounts
 	22,  // 26: muster.control.v1.FleetCounts.counts:type_name -> muster.control.v1.FleetCount
-	96,  // 27: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	99,  // 27: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
 	14,  // 28: muster.control.v1.View.members:type_name -> muster.control.v1.Member
 	35,  // 29: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
 	36,  // 30: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
@@ -8900,107 +9167,111 @@ var file_control_control_proto_depIdxs = []int32{
 	32,  // 33: muster.control.v1.View.models:type_name -> muster.control.v1.Model
 	7,   // 34: muster.control.v1.View.releases:type_name -> muster.control.v1.Release
 	37,  // 35: muster.control.v1.TypePrice.classes:type_name -> muster.control.v1.ClassPrice
-	42,  // 36: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
-	43,  // 37: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
-	46,  // 38: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
-	41,  // 39: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
+	43,  // 36: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
+	44,  // 37: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
+	47,  // 38: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
+	42,  // 39: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
 	12,  // 40: muster.control.v1.GatewayMessage.compared:type_name -> muster.control.v1.AnswersCompared
-	46,  // 41: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
-	47,  // 42: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
-	48,  // 43: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
-	35,  // 44: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
-	36,  // 45: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
-	38,  // 46: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
-	45,  // 47: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
-	49,  // 48: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
-	35,  // 49: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
-	36,  // 50: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
-	38,  // 51: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
-	65,  // 52: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
-	52,  // 53: muster.control.v1.LeaderMessage.layout:type_name -> muster.control.v1.LayoutOrder
-	55,  // 54: muster.control.v1.LeaderMessage.placement:type_name -> muster.control.v1.Placement
-	20,  // 55: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
-	53,  // 56: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
-	7,   // 57: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
-	66,  // 58: muster.control.v1.LeaderMessage.plan:type_name -> muster.control.v1.Plan
-	49,  // 59: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
-	14,  // 60: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
-	58,  // 61: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
-	59,  // 62: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
-	54,  // 63: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
-	20,  // 64: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
-	7,   // 65: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
-	32,  // 66: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
-	34,  // 67: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
-	67,  // 68: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
-	68,  // 69: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	65,  // 70: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
-	69,  // 71: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
-	64,  // 72: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
-	66,  // 73: muster.control.v1.FleetStatus.plan:type_name -> muster.control.v1.Plan
-	86,  // 74: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
-	87,  // 75: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
-	87,  // 76: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
-	88,  // 77: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
-	88,  // 78: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
-	89,  // 79: muster.control.v1.Plan.now:type_name -> muster.control.v1.Plan.Choice
-	89,  // 80: muster.control.v1.Plan.proposed:type_name -> muster.control.v1.Plan.Choice
-	91,  // 81: muster.control.v1.Plan.more:type_name -> muster.control.v1.Plan.Gain
-	92,  // 82: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
-	93,  // 83: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
-	35,  // 84: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
-	14,  // 85: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
-	72,  // 86: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
-	73,  // 87: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
-	78,  // 88: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
-	83,  // 89: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
-	83,  // 90: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
-	90,  // 91: muster.control.v1.Plan.Choice.instances:type_name -> muster.control.v1.Plan.FleetCount
-	6,   // 92: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	33,  // 93: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	40,  // 94: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	50,  // 95: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	60,  // 96: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	4,   // 97: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
-	62,  // 98: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	70,  // 99: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
-	74,  // 100: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	79,  // 101: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
-	81,  // 102: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
-	76,  // 103: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
-	56,  // 104: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
-	23,  // 105: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
-	30,  // 106: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
-	8,   // 107: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
-	13,  // 108: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
-	84,  // 109: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
-	0,   // 110: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
-	2,   // 111: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
-	14,  // 112: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	34,  // 113: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	44,  // 114: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	51,  // 115: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	61,  // 116: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	5,   // 117: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
-	63,  // 118: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	71,  // 119: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
-	75,  // 120: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	80,  // 121: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
-	82,  // 122: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
-	77,  // 123: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
-	57,  // 124: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
-	24,  // 125: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
-	24,  // 126: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
-	9,   // 127: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
-	9,   // 128: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
-	83,  // 129: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
-	1,   // 130: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
-	3,   // 131: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
-	112, // [112:132] is the sub-list for method output_type
-	92,  // [92:112] is the sub-list for method input_type
-	92,  // [92:92] is the sub-list for extension type_name
-	92,  // [92:92] is the sub-list for extension extendee
-	0,   // [0:92] is the sub-list for field type_name
+	41,  // 41: muster.control.v1.GatewayMessage.missed:type_name -> muster.control.v1.Missed
+	47,  // 42: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
+	48,  // 43: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
+	49,  // 44: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
+	35,  // 45: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
+	36,  // 46: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
+	38,  // 47: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
+	46,  // 48: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
+	50,  // 49: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
+	35,  // 50: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
+	36,  // 51: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
+	38,  // 52: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
+	68,  // 53: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
+	53,  // 54: muster.control.v1.LeaderMessage.layout:type_name -> muster.control.v1.LayoutOrder
+	56,  // 55: muster.control.v1.LeaderMessage.placement:type_name -> muster.control.v1.Placement
+	20,  // 56: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	54,  // 57: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
+	7,   // 58: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
+	69,  // 59: muster.control.v1.LeaderMessage.plan:type_name -> muster.control.v1.Plan
+	50,  // 60: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
+	14,  // 61: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
+	59,  // 62: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
+	60,  // 63: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
+	55,  // 64: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
+	20,  // 65: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	7,   // 66: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
+	32,  // 67: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
+	34,  // 68: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
+	70,  // 69: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
+	71,  // 70: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
+	68,  // 71: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
+	72,  // 72: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
+	67,  // 73: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
+	69,  // 74: muster.control.v1.FleetStatus.plan:type_name -> muster.control.v1.Plan
+	65,  // 75: muster.control.v1.FleetStatus.missed:type_name -> muster.control.v1.MissedQueries
+	41,  // 76: muster.control.v1.MissedQueries.missed:type_name -> muster.control.v1.Missed
+	66,  // 77: muster.control.v1.MissedQueries.ended:type_name -> muster.control.v1.EndedQueries
+	89,  // 78: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
+	90,  // 79: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
+	90,  // 80: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
+	91,  // 81: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
+	91,  // 82: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
+	92,  // 83: muster.control.v1.Plan.now:type_name -> muster.control.v1.Plan.Choice
+	92,  // 84: muster.control.v1.Plan.proposed:type_name -> muster.control.v1.Plan.Choice
+	94,  // 85: muster.control.v1.Plan.more:type_name -> muster.control.v1.Plan.Gain
+	95,  // 86: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
+	96,  // 87: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
+	35,  // 88: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
+	14,  // 89: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
+	75,  // 90: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
+	76,  // 91: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
+	81,  // 92: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
+	86,  // 93: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	86,  // 94: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	93,  // 95: muster.control.v1.Plan.Choice.instances:type_name -> muster.control.v1.Plan.FleetCount
+	6,   // 96: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	33,  // 97: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	40,  // 98: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	51,  // 99: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	61,  // 100: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	4,   // 101: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
+	63,  // 102: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	73,  // 103: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
+	77,  // 104: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	82,  // 105: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	84,  // 106: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	79,  // 107: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
+	57,  // 108: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
+	23,  // 109: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
+	30,  // 110: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
+	8,   // 111: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
+	13,  // 112: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
+	87,  // 113: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	0,   // 114: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
+	2,   // 115: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
+	14,  // 116: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	34,  // 117: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	45,  // 118: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	52,  // 119: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	62,  // 120: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	5,   // 121: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
+	64,  // 122: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	74,  // 123: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
+	78,  // 124: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	83,  // 125: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	85,  // 126: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	80,  // 127: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
+	58,  // 128: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
+	24,  // 129: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
+	24,  // 130: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
+	9,   // 131: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
+	9,   // 132: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
+	86,  // 133: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	1,   // 134: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
+	3,   // 135: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
+	116, // [116:136] is the sub-list for method output_type
+	96,  // [96:116] is the sub-list for method input_type
+	96,  // [96:96] is the sub-list for extension type_name
+	96,  // [96:96] is the sub-list for extension extendee
+	0,   // [0:96] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -9019,16 +9290,17 @@ func file_control_control_proto_init() {
 		(*SetFleetRequest_Adopt)(nil),
 		(*SetFleetRequest_Destroy)(nil),
 	}
-	file_control_control_proto_msgTypes[41].OneofWrappers = []any{}
-	file_control_control_proto_msgTypes[68].OneofWrappers = []any{}
-	file_control_control_proto_msgTypes[69].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[42].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[47].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[71].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[72].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   94,
+			NumMessages:   97,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

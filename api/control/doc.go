@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/metadata"
+
+	"github.com/muster-serve/muster/api/lateness"
 )
 
 // Names of gRPC metadata: of ModelInfer between a gateway and a worker, and of the control calls
@@ -34,6 +36,8 @@ const (
 	JSONHeader = "muster-json"
 	// remainingTrailer comes with a worker's answer: see [RemainingTrailer].
 	remainingTrailer = "muster-remaining-ns"
+	// spentTrailer comes with a worker's answer: see [SpentTrailer].
+	spentTrailer = "muster-spent-bin"
 	// LocalHeader marks a call that the agent must answer for itself alone, without passing it on.
 	LocalHeader = "muster-local"
 )
@@ -52,6 +56,40 @@ func RemainingOf(trailer metadata.MD) (d time.Duration, ok bool) {
 	}
 	ns, err := strconv.ParseInt(said[0], 10, 64)
 	return time.Duration(ns), err == nil && ns >= 0
+}
+
+// SpentTrailer returns the trailer with which a worker says where an attempt's time went, from when
+// its headers arrived.
+func SpentTrailer(parts *[lateness.Components]time.Duration) metadata.MD {
+	return metadata.Pairs(spentTrailer, string(lateness.AppendParts(nil, parts)))
+}
+
+// SpentOf returns what a trailer says where an attempt's time went; ok is false if it says nothing.
+func SpentOf(trailer metadata.MD) (parts [lateness.Components]time.Duration, ok bool) {
+	said := trailer[spentTrailer]
+	if len(said) != 1 {
+		return parts, false
+	}
+	return lateness.ReadParts([]byte(said[0]))
+}
+
+// SpentBytes returns what SpentTrailer has made in a trailer, for a StreamedAnswer; nil: nothing.
+func SpentBytes(trailer metadata.MD) []byte {
+	if said := trailer[spentTrailer]; len(said) == 1 {
+		return []byte(said[0])
+	}
+	return nil
+}
+
+// StreamedTrailer returns the trailer that an answer on a stream stands for; nil for none.
+func StreamedTrailer(remaining time.Duration, hasRemaining bool, spent []byte) (md metadata.MD) {
+	if hasRemaining {
+		md = RemainingTrailer(remaining)
+	}
+	if len(spent) > 0 {
+		md = metadata.Join(md, metadata.MD{spentTrailer: {string(spent)}})
+	}
+	return md
 }
 
 // Numbering is the distance between the numbers of a gateway's queries; the numbers between are

@@ -751,11 +751,12 @@ type Beat struct {
 	Models      []*ModelBeat           `protobuf:"bytes,6,rep,name=models,proto3" json:"models,omitempty"`
 	// By agent and lane, 5 bytes: 0.1 ms until it is free (uint16, little endian), 1/200 of its time
 	// in use (255: not known), the model it runs (255: none), and LaneFlags; see pulse.go.
-	Lanes         []byte   `protobuf:"bytes,7,opt,name=lanes,proto3" json:"lanes,omitempty"`
-	Heat          []*Heat  `protobuf:"bytes,8,rep,name=heat,proto3" json:"heat,omitempty"`                                 // decisions by type, model and batch size
-	Shots         []uint32 `protobuf:"varint,9,rep,packed,name=shots,proto3" json:"shots,omitempty"`                       // a sample of them: batch size, type, model, 1 if predicted late
-	ShotWeight    uint32   `protobuf:"varint,10,opt,name=shot_weight,json=shotWeight,proto3" json:"shot_weight,omitempty"` // how many decisions each one stands for
-	Events        []*Event `protobuf:"bytes,11,rep,name=events,proto3" json:"events,omitempty"`
+	Lanes         []byte         `protobuf:"bytes,7,opt,name=lanes,proto3" json:"lanes,omitempty"`
+	Heat          []*Heat        `protobuf:"bytes,8,rep,name=heat,proto3" json:"heat,omitempty"`                                 // decisions by type, model and batch size
+	Shots         []uint32       `protobuf:"varint,9,rep,packed,name=shots,proto3" json:"shots,omitempty"`                       // a sample of them: batch size, type, model, 1 if predicted late
+	ShotWeight    uint32         `protobuf:"varint,10,opt,name=shot_weight,json=shotWeight,proto3" json:"shot_weight,omitempty"` // how many decisions each one stands for
+	Events        []*Event       `protobuf:"bytes,11,rep,name=events,proto3" json:"events,omitempty"`
+	Missed        *MissedQueries `protobuf:"bytes,40,opt,name=missed,proto3" json:"missed,omitempty"` // of the last minute; absent: the leader knows no causes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -863,6 +864,13 @@ func (x *Beat) GetShotWeight() uint32 {
 func (x *Beat) GetEvents() []*Event {
 	if x != nil {
 		return x.Events
+	}
+	return nil
+}
+
+func (x *Beat) GetMissed() *MissedQueries {
+	if x != nil {
+		return x.Missed
 	}
 	return nil
 }
@@ -1148,7 +1156,7 @@ const file_control_pulse_proto_rawDesc = "" +
 	"\x04late\x18\x03 \x01(\x04R\x04late\x12\x16\n" +
 	"\x06failed\x18\x04 \x01(\x04R\x06failed\x12\x15\n" +
 	"\x06p50_ns\x18\x05 \x01(\x01R\x05p50Ns\x12\x15\n" +
-	"\x06p99_ns\x18\x06 \x01(\x01R\x05p99Ns\"\xf8\x02\n" +
+	"\x06p99_ns\x18\x06 \x01(\x01R\x05p99Ns\"\xb2\x03\n" +
 	"\x04Beat\x12\x14\n" +
 	"\x05fleet\x18\x01 \x01(\x04R\x05fleet\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12(\n" +
@@ -1162,7 +1170,8 @@ const file_control_pulse_proto_rawDesc = "" +
 	"\vshot_weight\x18\n" +
 	" \x01(\rR\n" +
 	"shotWeight\x120\n" +
-	"\x06events\x18\v \x03(\v2\x18.muster.control.v1.EventR\x06events\"M\n" +
+	"\x06events\x18\v \x03(\v2\x18.muster.control.v1.EventR\x06events\x128\n" +
+	"\x06missed\x18( \x01(\v2 .muster.control.v1.MissedQueriesR\x06missed\"M\n" +
 	"\tModelBeat\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\rR\x05model\x12\x12\n" +
 	"\x04rate\x18\x02 \x01(\x01R\x04rate\x12\x16\n" +
@@ -1193,22 +1202,23 @@ func file_control_pulse_proto_rawDescGZIP() []byte {
 
 var file_control_pulse_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_control_pulse_proto_goTypes = []any{
-	(*PulseRequest)(nil), // 0: muster.control.v1.PulseRequest
-	(*PulseMessage)(nil), // 1: muster.control.v1.PulseMessage
-	(*Fleet)(nil),        // 2: muster.control.v1.Fleet
-	(*FleetType)(nil),    // 3: muster.control.v1.FleetType
-	(*FleetModel)(nil),   // 4: muster.control.v1.FleetModel
-	(*FleetAgent)(nil),   // 5: muster.control.v1.FleetAgent
-	(*Row)(nil),          // 6: muster.control.v1.Row
-	(*ModelRow)(nil),     // 7: muster.control.v1.ModelRow
-	(*Beat)(nil),         // 8: muster.control.v1.Beat
-	(*ModelBeat)(nil),    // 9: muster.control.v1.ModelBeat
-	(*Heat)(nil),         // 10: muster.control.v1.Heat
-	(*TellRequest)(nil),  // 11: muster.control.v1.TellRequest
-	(*TellResponse)(nil), // 12: muster.control.v1.TellResponse
-	(*Event)(nil),        // 13: muster.control.v1.Event
-	(*Plan)(nil),         // 14: muster.control.v1.Plan
-	(*Leadership)(nil),   // 15: muster.control.v1.Leadership
+	(*PulseRequest)(nil),  // 0: muster.control.v1.PulseRequest
+	(*PulseMessage)(nil),  // 1: muster.control.v1.PulseMessage
+	(*Fleet)(nil),         // 2: muster.control.v1.Fleet
+	(*FleetType)(nil),     // 3: muster.control.v1.FleetType
+	(*FleetModel)(nil),    // 4: muster.control.v1.FleetModel
+	(*FleetAgent)(nil),    // 5: muster.control.v1.FleetAgent
+	(*Row)(nil),           // 6: muster.control.v1.Row
+	(*ModelRow)(nil),      // 7: muster.control.v1.ModelRow
+	(*Beat)(nil),          // 8: muster.control.v1.Beat
+	(*ModelBeat)(nil),     // 9: muster.control.v1.ModelBeat
+	(*Heat)(nil),          // 10: muster.control.v1.Heat
+	(*TellRequest)(nil),   // 11: muster.control.v1.TellRequest
+	(*TellResponse)(nil),  // 12: muster.control.v1.TellResponse
+	(*Event)(nil),         // 13: muster.control.v1.Event
+	(*Plan)(nil),          // 14: muster.control.v1.Plan
+	(*Leadership)(nil),    // 15: muster.control.v1.Leadership
+	(*MissedQueries)(nil), // 16: muster.control.v1.MissedQueries
 }
 var file_control_pulse_proto_depIdxs = []int32{
 	2,  // 0: muster.control.v1.PulseMessage.fleet:type_name -> muster.control.v1.Fleet
@@ -1226,16 +1236,17 @@ var file_control_pulse_proto_depIdxs = []int32{
 	9,  // 12: muster.control.v1.Beat.models:type_name -> muster.control.v1.ModelBeat
 	10, // 13: muster.control.v1.Beat.heat:type_name -> muster.control.v1.Heat
 	13, // 14: muster.control.v1.Beat.events:type_name -> muster.control.v1.Event
-	13, // 15: muster.control.v1.TellRequest.events:type_name -> muster.control.v1.Event
-	0,  // 16: muster.control.v1.Dashboard.Pulse:input_type -> muster.control.v1.PulseRequest
-	11, // 17: muster.control.v1.Dashboard.Tell:input_type -> muster.control.v1.TellRequest
-	1,  // 18: muster.control.v1.Dashboard.Pulse:output_type -> muster.control.v1.PulseMessage
-	12, // 19: muster.control.v1.Dashboard.Tell:output_type -> muster.control.v1.TellResponse
-	18, // [18:20] is the sub-list for method output_type
-	16, // [16:18] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	16, // 15: muster.control.v1.Beat.missed:type_name -> muster.control.v1.MissedQueries
+	13, // 16: muster.control.v1.TellRequest.events:type_name -> muster.control.v1.Event
+	0,  // 17: muster.control.v1.Dashboard.Pulse:input_type -> muster.control.v1.PulseRequest
+	11, // 18: muster.control.v1.Dashboard.Tell:input_type -> muster.control.v1.TellRequest
+	1,  // 19: muster.control.v1.Dashboard.Pulse:output_type -> muster.control.v1.PulseMessage
+	12, // 20: muster.control.v1.Dashboard.Tell:output_type -> muster.control.v1.TellResponse
+	19, // [19:21] is the sub-list for method output_type
+	17, // [17:19] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_control_pulse_proto_init() }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/muster-serve/muster/api/lateness"
 	"github.com/muster-serve/muster/api/tensor"
 )
 
@@ -43,6 +44,9 @@ type Request struct {
 	// no version, else 0. If the query has failed, Tried is the version that it was for.
 	TrialSize int
 	Tried     int64
+	// Late is set by a gateway for a query that was late, or failed: where its time went; nil of
+	// others.
+	Late *lateness.Record
 	// Answer counts the bytes of the answer in the agent that the client asks; nil: nobody does.
 	Answer *Charge
 	// BinaryOutputs asks for binary data of every output without a Binary of its own

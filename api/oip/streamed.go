@@ -40,7 +40,13 @@ type StreamedAnswer struct {
 	// Remaining is the worker's remaining time, and HasRemaining whether the answer tells it.
 	Remaining    time.Duration
 	HasRemaining bool
+	// Spent is where the query's time at the worker went, in the form of package lateness; nil if
+	// the answer does not tell it.
+	Spent []byte
 }
+
+// maxSpent bounds the bytes of StreamedAnswer's Spent: some dozen numbers.
+const maxSpent = 512
 
 // maxMetadata bounds the names and values of a query on a stream.
 const maxMetadata = 64
@@ -267,6 +273,10 @@ func (a *StreamedAnswer) AppendHead(b []byte) ([]byte, error) {
 	if a.HasRemaining {
 		e.writeVarint(4, uint64(max(0, a.Remaining)))
 	}
+	if len(a.Spent) > 0 {
+		e.writeLength(40, len(a.Spent))
+		e.buf = append(e.buf, a.Spent...)
+	}
 	return e.buf, nil
 }
 
@@ -310,6 +320,11 @@ func (a *StreamedAnswer) unmarshal(data mem.BufferSlice) error {
 		case num == 4 && typ == protowire.VarintType:
 			n, err = c.readVarint()
 			a.Remaining, a.HasRemaining = time.Duration(min(n, math.MaxInt64)), true
+		case num == 40 && typ == protowire.BytesType:
+			if of, err = c.readMessage(); err == nil && of.bytesLeft() <= maxSpent {
+				a.Spent = make([]byte, of.bytesLeft())
+				of.copyTo(a.Spent)
+			}
 		default:
 			return false, nil
 		}

@@ -201,7 +201,7 @@ func (s *State) dropLink(now time.Duration) (lost bool) {
 	for q := s.pending.First(); q != nil; q = q.inPending.Next() {
 		q.since = now
 		if q.isKnownToLeader() {
-			q.atLeader = unknown
+			q.atLeader, q.unled = unknown, true
 		}
 	}
 	return true

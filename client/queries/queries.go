@@ -144,6 +144,7 @@ type Query struct {
 	number   uint32 // number of the last attempt; the leader counts those that it voids too
 
 	inquired bool // a decision without a leader is open
+	unled    bool // it was without a leader while it had no answer
 	again    time.Duration
 	failed   []names.AgentName // members that have failed it
 
@@ -227,6 +228,9 @@ func (q *Query) Parts() []*Query { return q.parts }
 // Failed returns the agents that have failed the query. The caller must not change the slice.
 func (q *Query) Failed() []names.AgentName { return q.failed }
 
+// IsUnled reports whether the query was without a leader that decides: it was lost, or silent.
+func (q *Query) IsUnled() bool { return q.unled }
+
 // Backoff is about how long the caller waits before it reports an attempt that failed without an
 // answer of the agent, because the leader may not know yet that the agent is out of reach. It does
 // not wait if the attempt was cut off.
@@ -244,6 +248,8 @@ type Target struct {
 	Lane        uint32
 	Reservation uint64        // of the lane's answer to a probe; 0 if a leader chose the lane
 	Took        time.Duration // predicted time until the answer
+	// Waited is as in [Assign].
+	Waited time.Duration
 	// Merge and Merged name the queries with which it is to run, as in [Assign].
 	Merge  uint64
 	Merged uint32
@@ -256,6 +262,9 @@ type Target struct {
 	// overdue is when the attempt is given up if no leader watches it; past means not computed yet.
 	overdue time.Duration
 }
+
+// Sent is when [State.Take] returned the target.
+func (t *Target) Sent() time.Duration { return t.sent }
 
 // A ChosenVariant is the model that is to answer a query that names a family, with its version;
 // empty for a query that names a model.
@@ -271,6 +280,9 @@ type Assign struct {
 	Agent    names.AgentName
 	Lane     uint32
 	Took     time.Duration // predicted time until the answer
+	// Waited is how long the query had waited when the leader decided, as far as the leader knows;
+	// less than 0: it does not say.
+	Waited time.Duration
 	// Merge, if not 0, is the leader's number for the queries that are to run together on the lane;
 	// Merged is how many they are.
 	Merge  uint64
@@ -491,8 +503,8 @@ func (s *State) HandleAssignment(a Assign) {
 	}
 	q.atLeader = assigned
 	s.goTo(q, Target{
-		Agent: a.Agent, Attempt: a.Attempt, Lane: a.Lane, Took: a.Took, Merge: a.Merge,
-		Merged: a.Merged, ChosenVariant: a.ChosenVariant,
+		Agent: a.Agent, Attempt: a.Attempt, Lane: a.Lane, Took: a.Took, Waited: a.Waited,
+		Merge: a.Merge, Merged: a.Merged, ChosenVariant: a.ChosenVariant,
 	})
 }
 
@@ -880,7 +892,7 @@ func (s *State) Inquire(now time.Duration) *Query {
 	}
 	s.inquiries++
 	q := s.ready.queries[0]
-	q.inquired = true
+	q.inquired, q.unled = true, true
 	if q.stage == sent {
 		q.stage = doubted
 	}

@@ -192,7 +192,8 @@ else 1.`,
 		}},
 		{"Send queries:", []*cobra.Command{newInferCommand(), newBenchCommand()}},
 		{"Watch and run a fleet:", []*cobra.Command{
-			newStatusCommand(), newTopCommand(), newEventsCommand(), newDrainCommand(),
+			newStatusCommand(), newTopCommand(), newWhyCommand(), newEventsCommand(),
+			newDrainCommand(),
 			newKeysCommand(), newFleetCommand(),
 		}},
 		{"Simulate and plan a fleet:", []*cobra.Command{

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // eachGroup calls visit for each group with the controller that this process is in, from its own up
@@ -70,6 +71,23 @@ func CPUQuota(root fs.FS) float64 {
 		}
 	})
 	return least
+}
+
+// Throttled returns for how long the process was stopped because a group had used its quota, summed
+// up over CPUs: of the group that was stopped longest. root is the root of the file system.
+func Throttled(root fs.FS) (longest time.Duration) {
+	eachGroup(root, "cpu", func(dir string, second bool) {
+		text, err := fs.ReadFile(root, path.Join(dir, "cpu.stat"))
+		if err != nil {
+			return
+		}
+		word, unit := "throttled_time ", time.Nanosecond
+		if second {
+			word, unit = "throttled_usec ", time.Microsecond
+		}
+		longest = max(longest, time.Duration(NumberAfter(string(text), word))*unit)
+	})
+	return max(0, longest)
 }
 
 // MemoryLimit returns how many bytes the process can use in all; -1 if there is no limit. root is

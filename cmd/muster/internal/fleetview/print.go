@@ -35,6 +35,9 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 			fmt.Fprintf(w, ", %.0f %% of the fluid limit of %.1f", 100*s.GetRate()/limit, limit)
 		}
 		fmt.Fprintf(w, "; %d waiting, %d of them late\n", s.GetWaiting(), s.GetWaitingLate())
+		if why := whyLate(s); why != "" {
+			fmt.Fprintln(w, why)
+		}
 	}
 	for _, line := range planOf(s) {
 		fmt.Fprintln(w, line)
@@ -105,6 +108,15 @@ func Print(w io.Writer, s *control.FleetStatus) error {
 	}
 	_, err := fmt.Fprintf(w, "\n%s\n", strings.Join(why, "\n"))
 	return err
+}
+
+// whyLate says in a line why queries of the last minute were late; "" if none was, or nobody knows.
+func whyLate(s *control.FleetStatus) string {
+	summary := s.GetMissed().Summary()
+	if summary == nil {
+		return ""
+	}
+	return summary.Sentence(3)
 }
 
 // printGPUs writes a table of the agents with a GPU, if there are any.

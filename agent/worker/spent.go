@@ -1,0 +1,253 @@
+package worker
+
+import (
+	"context"
+	"math/bits"
+	"os"
+	goruntime "runtime"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/lateness"
+	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/runtime/starvation"
+)
+
+// A runBaseline is how long runs of a model take when nothing hinders them, by the powers of two of
+// batch sizes. It follows what is faster soon, and what is slower so slowly that a cause which lasts
+// for minutes still shows: profiles, which the leader plans by, follow within seconds.
+type runBaseline struct {
+	mu   sync.Mutex
+	mean [18]time.Duration
+}
+
+// Chosen: noise of single runs does not lower the mean much, and runs that take twice as long from
+// now on are as expected after 2,000 runs.
+const fasterWeight, slowerWeight = 16, 2000
+
+// observe takes a run's time without what was lost to known causes, and returns how long it should
+// have taken.
+func (b *runBaseline) observe(batchSize int, took time.Duration) time.Duration {
+	class := min(bits.Len(uint(max(batchSize, 1))), len(b.mean)-1)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	mean := &b.mean[class]
+	if *mean == 0 {
+		*mean = took
+	}
+	expected := *mean
+	if took < expected {
+		*mean -= (expected - took) / fasterWeight
+	} else {
+		*mean += (min(took, 2*expected) - expected) / slowerWeight
+	}
+	return expected
+}
+
+// runSeconds sums up what lanes ran in the last seconds, so that waiting for a lane can be laid to
+// what kept the lanes.
+type runSeconds struct {
+	mu   sync.Mutex
+	ring [runWindow]runSecond
+}
+
+// runWindow is how many seconds count. Chosen: a queue that makes queries late has grown in about as
+// long.
+const runWindow = 5
+
+type runSecond struct {
+	second int64
+	ran    time.Duration
+	lost   [lateness.Components]time.Duration // of that
+}
+
+// add counts a run that ended now.
+func (r *runSeconds) add(now time.Time, ran time.Duration,
+	lost *[lateness.Components]time.Duration) {
+	second := now.Unix()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := &r.ring[second%runWindow]
+	if s.second != second {
+		*s = runSecond{second: second}
+	}
+	s.ran += ran
+	for c := range s.lost {
+		if isLoss(lateness.Component(c)) {
+			s.lost[c] += lost[c]
+		}
+	}
+}
+
+// isLoss reports whether a component makes runs longer than they should be.
+func isLoss(c lateness.Component) bool {
+	switch c {
+	case lateness.LackedCPU, lateness.WasThrottled, lateness.AwaitedPages, lateness.AwaitedGPU,
+		lateness.RanLong:
+		return true
+	}
+	return false
+}
+
+// sum sums up the last seconds.
+func (r *runSeconds) sum(now time.Time) (all runSecond) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, s := range r.ring {
+		if now.Unix()-s.second >= runWindow {
+			continue
+		}
+		all.ran += s.ran
+		for c, d := range s.lost {
+			all.lost[c] += d
+		}
+	}
+	return all
+}
+
+// roomAbove is the share of the lanes' time that runs may take, without what is lost to causes, for
+// the lanes to have room. Chosen: queries wait for long above it, whatever else happens.
+const roomAbove = 0.85
+
+// minLoss is the share of runs' time that is worth laying a wait to.
+const minLoss = 0.1
+
+// divideWait divides a wait for a lane: what made the runs before it long takes the wait, if without
+// that the lanes would have had room; else its share. It is pure.
+func divideWait(parts *[lateness.Components]time.Duration, wait time.Duration, recent *runSecond,
+	lanes int) {
+	lost := time.Duration(0)
+	for _, d := range recent.lost {
+		lost += d
+	}
+	if recent.ran <= 0 || float64(lost) < minLoss*float64(recent.ran) {
+		parts[lateness.AwaitedLane] += wait
+		return
+	}
+	laid := wait
+	needed := float64(recent.ran-lost) / float64(runWindow*time.Second) / float64(max(1, lanes))
+	if needed > roomAbove {
+		laid = time.Duration(float64(wait) * float64(lost) / float64(recent.ran))
+	}
+	parts[lateness.AwaitedLane] += wait - laid
+	for c, d := range recent.lost {
+		parts[c] += time.Duration(float64(laid) * float64(d) / float64(lost))
+	}
+}
+
+// minFaults is how many pages a run must have had read from disk for that to be why it was long.
+// Chosen: a page takes .1 ms and more, and a process reads single ones now and then.
+const minFaults = 16
+
+// A measurer measures where queries' time at this agent goes.
+type measurer struct {
+	meter  *starvation.Meter
+	recent runSeconds
+}
+
+func newMeasurer() *measurer {
+	return &measurer{meter: starvation.New(os.DirFS("/"), goruntime.NumCPU())}
+}
+
+// divideRun divides a run's time that ended now. hasTroubles is whether the run's card is slowed or
+// has faults.
+func (m *measurer) divideRun(parts *[lateness.Components]time.Duration, b *runBaseline,
+	batchSize int, ran time.Duration, now time.Time, hasTroubles bool) {
+	lost := m.meter.Between(now.Add(-ran), now)
+	cpu := time.Duration(lost.CPU * float64(ran))
+	throttled := time.Duration(lost.Throttled * float64(ran))
+	rest := ran - cpu - throttled
+	excess := max(0, rest-b.observe(batchSize, rest))
+	parts[lateness.LackedCPU] += cpu
+	parts[lateness.WasThrottled] += throttled
+	parts[lateness.RanAsProfiled] += rest - excess
+	switch {
+	case hasTroubles:
+		parts[lateness.AwaitedGPU] += excess
+	case lost.MajorFaults >= minFaults:
+		parts[lateness.AwaitedPages] += excess
+	default:
+		parts[lateness.RanLong] += excess
+	}
+}
+
+// hasTroubles reports whether this agent's card is slowed or has had a fault.
+func (w *Worker) hasTroubles() bool {
+	g := w.config.Fleet.Own().GetGpu()
+	return len(g.GetSlowed()) > 0 || g.GetXid() > 0
+}
+
+// noteRun divides the time of a run that has just ended, and counts it for those that wait.
+func (w *Worker) noteRun(model *LoadedModel, batchSize int, result *runtime.Result,
+	now time.Time) (parts [lateness.Components]time.Duration) {
+	if result.Items > 0 {
+		batchSize = result.Items
+	}
+	w.measurer.meter.Touch(now)
+	w.measurer.divideRun(&parts, &model.baseline, batchSize, result.Execution, now, w.hasTroubles())
+	if !result.Joined {
+		ran := result.Execution / time.Duration(max(1, result.Divided))
+		lost := parts
+		if result.Divided > 1 {
+			for c := range lost {
+				lost[c] /= time.Duration(result.Divided)
+			}
+		}
+		w.measurer.recent.add(now, ran, &lost)
+	}
+	return parts
+}
+
+// spentOn divides the time since an attempt or a query arrived here: it took receive to come in, and
+// has run, or has waited in vain.
+func (w *Worker) spentOn(ran *executedRun, cut, receive, within time.Duration,
+	now time.Time) (parts [lateness.Components]time.Duration) {
+	recent := w.measurer.recent.sum(now)
+	lanes := w.lanes.Stats().Lanes
+	receive = min(receive, within)
+	if ran.result == nil { // it was refused, or its time was over
+		parts[lateness.OnTheWay] = receive
+		divideWait(&parts, within-receive-min(cut, within-receive), &recent, lanes)
+		divideWait(&parts, min(cut, within-receive), &recent, lanes)
+		return parts
+	}
+	parts = ran.spent
+	parts[lateness.OnTheWay] += receive
+	divideWait(&parts, ran.result.Queue, &recent, lanes)
+	sum := time.Duration(0)
+	for _, d := range parts {
+		sum += d
+	}
+	// What is left is this process at work on the query, or not at work because it lacks CPU.
+	rest := max(0, within-sum)
+	lost := w.measurer.meter.Between(now.Add(-within), now)
+	cpu := time.Duration(lost.CPU * float64(rest))
+	throttled := time.Duration(lost.Throttled * float64(rest))
+	parts[lateness.LackedCPU] += cpu
+	parts[lateness.WasThrottled] += throttled
+	parts[lateness.RanAsProfiled] += rest - cpu - throttled
+	return parts
+}
+
+// tellSpent says in the trailer of an attempt's answer where its time has gone, if it has taken so
+// long that it may be late: else nobody asks.
+func (w *Worker) tellSpent(ctx context.Context, t *attempt) {
+	now := time.Now()
+	within := now.Sub(t.received)
+	if t.target <= 0 || t.attempt.Waited+within < t.target/4 {
+		return
+	}
+	parts := w.spentOn(&t.ran, t.cut, t.receive, within, now)
+	// fails only outside a gRPC call
+	_ = grpc.SetTrailer(ctx, control.SpentTrailer(&parts))
+}
+
+// moveLost moves from a component what this process did not get in the time between.
+func (w *Worker) moveLost(r *lateness.Record, from lateness.Component, begin, end time.Time) {
+	d, lost := r.Parts[from], w.measurer.meter.Between(begin, end)
+	r.Move(from, lateness.LackedCPU, time.Duration(lost.CPU*float64(d)))
+	r.Move(from, lateness.WasThrottled, time.Duration(lost.Throttled*float64(d)))
+}

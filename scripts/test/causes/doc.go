@@ -1,0 +1,14 @@
+// Package causes tests that `muster why` names why queries are late. Each cause is seeded in a fleet
+// of real agents, each a process, beside a healthy fleet under the same load; within 30 s the right
+// cause must be the first, with the right agent, and the healthy fleet must have none. They are tests
+// with the build tag fleet:
+//
+//	make build
+//	go test -tags fleet -v ./scripts/test/causes                         one round of each cause
+//	go test -tags fleet -v ./scripts/test/causes -short                  those that need no quiet machine
+//	go test -tags fleet -v ./scripts/test/causes -causes hog,quota -rounds 10
+//
+// Agents have CPUs of their own, and a control group whose weight keeps other programs off them; that
+// needs root. On a busy machine the agents lack CPU in truth, and then that is what is named: a line
+// says how much of the CPUs others took.
+package causes
