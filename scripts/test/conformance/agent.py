@@ -48,6 +48,8 @@ class Agent:
             if record is None:
                 self.process.kill()
                 sys.exit("the agent did not become ready:\n" + "".join(self.lines))
+            if "advertised_addr" in record:
+                self.gossip = record["addr"]
             if record.get("event") == "started":
                 self.http, self.grpc, self.metrics = (
                     record[k] for k in ("http", "grpc", "metrics")
