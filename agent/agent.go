@@ -93,6 +93,7 @@ type Agent struct {
 	counts     *serve.Counts // of clients' queries
 	executor   runtime.Executor
 	card       *cardWatch // nil without a card
+	cpu        cpuWatch
 	guard      *secure.Guard
 	server     *serve.Server
 
@@ -283,6 +284,7 @@ func (a *Agent) open() (err error) {
 		Dial:  a.env.Network.Dial,
 		Local: a.local, Leading: &a.leadership, Log: a.log,
 	})
+	a.cpu.read, a.cpu.changed, a.cpu.log = a.env.ReadThreadTimes, a.members.SelfChanged, a.log
 	if a.card, err = a.openCard(); err != nil {
 		return err
 	}
@@ -549,6 +551,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	group.Go(func() error { a.watchMachine(failed); return nil })
 	group.Go(func() error { a.watchLimits(failed); return nil })
 	group.Go(func() error { return a.card.run(failed) })
+	group.Go(func() error { a.cpu.run(failed); return nil })
 	group.Go(func() error { a.forgetGone(fleetCtx); return nil })
 	group.Go(func() error { return a.leading.Run(fleetCtx) })
 	group.Go(func() error { a.hub.Run(fleetCtx); return nil })

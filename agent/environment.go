@@ -10,6 +10,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader/place/replan"
 	"github.com/muster-serve/muster/runtime"
+	"github.com/muster-serve/muster/runtime/cgroup"
 	"github.com/muster-serve/muster/runtime/isolate"
 )
 
@@ -26,6 +27,9 @@ type Environment struct {
 	// ReadCores returns how many cores the process may use now, and what limits them:
 	// [isolate.ReadCores].
 	ReadCores func() (int, string)
+	// ReadThreadTimes returns for how long the process's threads have run, and have waited for a
+	// processor: [cgroup.ThreadTimes].
+	ReadThreadTimes func() (ran, waited time.Duration, err error)
 	// NewReplanner is [lead.Config.Replanner]; nil: that of leader/place/replan.
 	NewReplanner func(replan.Config, replan.Memory) (lead.Replanner, error)
 	// Pod says that the agent runs in a pod of Kubernetes, where there is no metadata service.
@@ -40,5 +44,8 @@ func defaultEnvironment() Environment {
 		ReceiveTimeout: serve.ReceiveTimeout, SendTimeout: serve.SendTimeout,
 		Pod:       os.Getenv("KUBERNETES_SERVICE_HOST") != "",
 		ReadCores: isolate.ReadCores, Spoken: control.Spoken,
+		ReadThreadTimes: func() (ran, waited time.Duration, err error) {
+			return cgroup.ThreadTimes(os.DirFS("/"))
+		},
 	}
 }

@@ -138,7 +138,7 @@ func (a *Agent) sign(m *control.Member) {
 		m.Accuracies = a.renting.Accuracies()
 	}
 	m.Ready = a.health.Settled() && !a.host.Draining()
-	m.Gpu = a.card.toMessage()
+	m.Gpu, m.CpuWait = a.card.toMessage(), a.cpu.share()
 	if m.PriceUsdPerHour = a.config.Price; m.PriceUsdPerHour > 0 {
 		return
 	}

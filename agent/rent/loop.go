@@ -174,10 +174,15 @@ func (l *loop) look() bool {
 // machines there are counts as allowed.
 func latenessOf(s *control.FleetStatus, members []*control.Member) (all []choose.Lateness) {
 	targets := map[names.ModelKey]float64{}
+	// lacking has, of the agents that hold a model, the one whose threads wait most.
+	lacking := map[names.ModelKey]*control.Member{}
 	for _, m := range members {
 		for _, held := range m.GetModels() {
 			key := names.NewModelKey(held.GetName(), held.GetVersion())
 			targets[key] = max(targets[key], held.GetQosPercentile())
+			if m.GetCpuWait() > lacking[key].GetCpuWait() {
+				lacking[key] = m
+			}
 		}
 	}
 	for _, m := range s.GetModels() {
@@ -186,10 +191,15 @@ func latenessOf(s *control.FleetStatus, members []*control.Member) (all []choose
 		if m.WithinQos == nil || !(target > 0 && target < 1) {
 			continue
 		}
-		all = append(all, choose.Lateness{
+		late := choose.Lateness{
 			Model: string(key), Queries: 60 * m.GetRate(), LateShare: 1 - m.GetWithinQos(),
 			AllowedShare: min(1, 1-target+m.GetUnmetShare()),
-		})
+		}
+		if a := lacking[key]; a != nil {
+			late.Cause = fmt.Sprintf("%s lacks CPU: its threads wait for a processor for %.0f %% of "+
+				"the time in which they could run", a.GetName(), 100*a.GetCpuWait())
+		}
+		all = append(all, late)
 	}
 	return all
 }

@@ -308,6 +308,29 @@ func TestLateFleetIsPlannedLarger(t *testing.T) {
 	})
 }
 
+// TestLatenessHasCause: where queries are late, the agent that holds their model and waits for a
+// processor most is named.
+func TestLatenessHasCause(t *testing.T) {
+	status := &control.FleetStatus{Models: []*control.ModelStatus{
+		{Model: "rm2", Version: 1, Rate: 1, WithinQos: proto.Float64(.98)},
+	}}
+	held := []*control.Model{{Name: "rm2", Version: 1, QosPercentile: .99}}
+	other := []*control.Model{{Name: "wnd", Version: 1, QosPercentile: .99}}
+	members := []*control.Member{
+		{Name: "vm-1", Models: held}, {Name: "vm-2", Models: held}, {Name: "vm-3", Models: held},
+		{Name: "vm-4", Models: other, CpuWait: .9},
+	}
+	if late := latenessOf(status, members); len(late) != 1 || late[0].Cause != "" {
+		t.Errorf("without a cause: %+v", late)
+	}
+	members[1].CpuWait, members[2].CpuWait = .48, .4
+	late := latenessOf(status, members)
+	if len(late) != 1 || !strings.Contains(late[0].String(), "vm-2 lacks CPU") ||
+		!strings.Contains(late[0].Cause, "48 %") {
+		t.Errorf("with a cause: %+v", late)
+	}
+}
+
 // TestHistoryOutlivesLeader: where a load repeats, the next leader foresees it as the one before
 // would, though that changed nothing for an hour: from what it was told, and from its disk.
 func TestHistoryOutlivesLeader(t *testing.T) {

@@ -1118,6 +1118,9 @@ type Member struct {
 	Accuracies  []*FamilyAccuracy `protobuf:"bytes,28,rep,name=accuracies,proto3" json:"accuracies,omitempty"`                      // that the fleet.yaml states which it knows
 	Problems    []*ModelProblem   `protobuf:"bytes,29,rep,name=problems,proto3" json:"problems,omitempty"`                          // of versions on its disk that a person must mend
 	DisplayName string            `protobuf:"bytes,30,opt,name=display_name,json=displayName,proto3" json:"display_name,omitempty"` // for people; not unique; "": the host's, which name begins with
+	// cpu_wait is the share of the time in which its threads could run, in [0, 1], that they waited
+	// for a processor, where that is so much that the agent lacks CPU; 0: it does not.
+	CpuWait float64 `protobuf:"fixed64,31,opt,name=cpu_wait,json=cpuWait,proto3" json:"cpu_wait,omitempty"`
 	// It measures where queries spend their time, and says so of those that take long; see
 	// api/lateness.
 	Measures      bool `protobuf:"varint,40,opt,name=measures,proto3" json:"measures,omitempty"`
@@ -1349,6 +1352,13 @@ func (x *Member) GetDisplayName() string {
 		return x.DisplayName
 	}
 	return ""
+}
+
+func (x *Member) GetCpuWait() float64 {
+	if x != nil {
+		return x.CpuWait
+	}
+	return 0
 }
 
 func (x *Member) GetMeasures() bool {
@@ -8339,7 +8349,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\ttolerance\x18\x06 \x01(\x01R\ttolerance\x12\x0e\n" +
 	"\x02by\x18\a \x01(\tR\x02by\x12*\n" +
 	"\x0emax_difference\x18\b \x01(\x01H\x00R\rmaxDifference\x88\x01\x01B\x11\n" +
-	"\x0f_max_difference\"\xce\a\n" +
+	"\x0f_max_difference\"\xe9\a\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
@@ -8371,7 +8381,8 @@ const file_control_control_proto_rawDesc = "" +
 	"accuracies\x18\x1c \x03(\v2!.muster.control.v1.FamilyAccuracyR\n" +
 	"accuracies\x12;\n" +
 	"\bproblems\x18\x1d \x03(\v2\x1f.muster.control.v1.ModelProblemR\bproblems\x12!\n" +
-	"\fdisplay_name\x18\x1e \x01(\tR\vdisplayName\x12\x1a\n" +
+	"\fdisplay_name\x18\x1e \x01(\tR\vdisplayName\x12\x19\n" +
+	"\bcpu_wait\x18\x1f \x01(\x01R\acpuWait\x12\x1a\n" +
 	"\bmeasures\x18( \x01(\bR\bmeasures\"n\n" +
 	"\fModelProblem\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +

@@ -1,6 +1,6 @@
 // Package cgroup reads how much CPU time and memory the control groups of this process leave it, of
-// version 1 and of version 2. It is the one place that knows where they say so. It starts no
-// goroutine and keeps nothing.
+// version 1 and of version 2, and how long its threads wait for a processor. It is the one place that
+// knows where the system says so. It starts no goroutine and keeps nothing.
 package cgroup
 
 import (
@@ -161,4 +161,29 @@ func NumberAfter(text, word string) int64 {
 		}
 	}
 	return -1
+}
+
+// ThreadTimes returns for how long the threads that this process has now have run on a processor,
+// and for how long they could have run and waited for one; both together since they began. root is
+// the root of the file system.
+func ThreadTimes(root fs.FS) (ran, waited time.Duration, err error) {
+	files, err := fs.Glob(root, "proc/self/task/*/schedstat")
+	if err == nil && len(files) == 0 {
+		err = fmt.Errorf("read schedstat of this process: %w", fs.ErrNotExist)
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, file := range files {
+		text, err := fs.ReadFile(root, file)
+		if err != nil {
+			continue // the thread has ended
+		}
+		var run, wait time.Duration // in ns
+		if _, err := fmt.Sscan(string(text), &run, &wait); err != nil {
+			return 0, 0, fmt.Errorf("read %s: %w", file, err)
+		}
+		ran, waited = ran+run, waited+wait
+	}
+	return ran, waited, nil
 }

@@ -1,9 +1,13 @@
 package cgroup
 
 import (
+	"errors"
 	"io/fs"
+	"os"
+	goruntime "runtime"
 	"testing"
 	"testing/fstest"
+	"time"
 )
 
 // root is a file system with the files.
@@ -105,5 +109,31 @@ func TestAvailableMemory(t *testing.T) {
 		if got := AvailableMemory(root(c.files)); got != c.want {
 			t.Errorf("%s: got %v, want %v", name, got, c.want)
 		}
+	}
+}
+
+// TestThreadTimes: times of threads are added up; a thread that ends meanwhile counts for nothing;
+// a system that does not say them is an error, and so is a file in another form.
+func TestThreadTimes(t *testing.T) {
+	const task = "proc/self/task/"
+	root := fstest.MapFS{
+		task + "7/schedstat": {Data: []byte("1500000000 20000000 12\n")},
+		task + "8/schedstat": {Data: []byte("500000000 30000000 2\n")},
+		task + "9/status":    {Data: []byte("of a thread that ends")},
+	}
+	if ran, waited, err := ThreadTimes(root); ran != 2*time.Second || waited != 50*time.Millisecond ||
+		err != nil {
+		t.Errorf("got %v, %v, %v", ran, waited, err)
+	}
+	if _, _, err := ThreadTimes(fstest.MapFS{}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without files: %v", err)
+	}
+	root[task+"8/schedstat"].Data = []byte("-\n")
+	if _, _, err := ThreadTimes(root); err == nil {
+		t.Error("a file in another form is no error")
+	}
+	ran, _, err := ThreadTimes(os.DirFS("/"))
+	if goruntime.GOOS == "linux" && err == nil && ran <= 0 {
+		t.Errorf("this process has run for %v", ran)
 	}
 }

@@ -13,6 +13,8 @@ type Lateness struct {
 	// LateShare is the share of them that were answered late or failed, and AllowedShare the share
 	// that may be by the model's QoS target.
 	LateShare, AllowedShare float64
+	// Cause is what is known to make queries late, in words: an agent lacks CPU; "": nothing is.
+	Cause string
 }
 
 const (
@@ -23,18 +25,26 @@ const (
 	manySigmas = 3
 )
 
-// missesTarget reports whether more queries were late than chance explains.
+// missesTarget reports whether more queries were late than chance explains; with a known cause,
+// whether more were late than may be.
 func (l *Lateness) missesTarget() bool {
 	if l.Queries < minQueries {
 		return false
+	}
+	if l.Cause != "" {
+		return l.LateShare > l.AllowedShare
 	}
 	sigma := math.Sqrt(l.AllowedShare * (1 - l.AllowedShare) / l.Queries)
 	return l.LateShare > l.AllowedShare+manySigmas*sigma
 }
 
 func (l *Lateness) String() string {
-	return fmt.Sprintf("%.1f %% of the last minute's queries for %s were late or failed, and "+
+	text := fmt.Sprintf("%.1f %% of the last minute's queries for %s were late or failed, and "+
 		"%.2g %% may be", 100*l.LateShare, l.Model, 100*l.AllowedShare)
+	if l.Cause != "" {
+		text += ": " + l.Cause
+	}
+	return text
 }
 
 const (

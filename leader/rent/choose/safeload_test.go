@@ -55,6 +55,27 @@ func TestSafeLoadFinds(t *testing.T) {
 	}
 }
 
+// TestSafeLoadWithCause: queries that are late by less than chance explains lower the safe load
+// where a cause is known, which is in the reason; with the cause alone none does.
+func TestSafeLoadWithCause(t *testing.T) {
+	for _, tt := range []struct {
+		late    float64
+		cause   string
+		lowered bool
+	}{
+		{.015, "", false}, {.015, "vm-2 lacks CPU", true}, {.01, "vm-2 lacks CPU", false},
+	} {
+		s, models := newSafeLoad(), lateBy(tt.late)
+		models[0].Queries, models[0].Cause = 100, tt.cause
+		for now := time.Hour; now < time.Hour+2*evidenceFor; now += 15 * time.Second {
+			s.observe(now, true, true, models)
+		}
+		if (s.Share < 1) != tt.lowered || tt.lowered && !strings.Contains(s.Why, tt.cause) {
+			t.Errorf("%.3f late, cause %q: %v: %s", tt.late, tt.cause, s.Share, s.Why)
+		}
+	}
+}
+
 // TestSafeLoadMonotone: from any state, more late queries never make a higher load safe.
 func TestSafeLoadMonotone(t *testing.T) {
 	for seed := range uint64(300) {

@@ -279,6 +279,9 @@ func statesOf(s *control.FleetStatus, m *control.Member, a *control.AgentStatus)
 	if len(troublesOf(m.GetGpu())) > 0 {
 		words = append(words, "GPU trouble")
 	}
+	if share := m.GetCpuWait(); share > 0 {
+		words = append(words, fmt.Sprintf("lacks CPU (%.0f %%)", 100*share))
+	}
 	if m.GetExecutor() != "" && m.GetExecutor() != "onnx" {
 		words = append(words, m.GetExecutor())
 	}
