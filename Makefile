@@ -9,8 +9,8 @@ FUZZTIME ?= 1m
 export GOFLAGS ?= -gcflags=all=-dwarf=false
 
 .PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance corpus \
-	examples dashboard-test scenarios chaos moto stores bench packages test-packages vulncheck \
-	generate reference notice onnxruntime clean
+	examples dashboard-test scenarios chaos moto stores bench packages image \
+	test-packages vulncheck generate reference notice onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
@@ -111,6 +111,11 @@ packages:
 # Installs, starts, queries, drains and removes the deb; needs root.
 test-packages: packages
 	@scripts/test-packages.sh
+
+# The container image, for both architectures, in build/image/muster; ARCHS="amd64" for one. Without a
+# container engine.
+image:
+	@scripts/image.sh $(ARCHS)
 
 # Looks for known vulnerabilities in the code that Muster calls; skipped if offline.
 vulncheck:
