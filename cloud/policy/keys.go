@@ -8,6 +8,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/muster-serve/muster/api/document"
+	"github.com/muster-serve/muster/leader/rent"
 	"github.com/muster-serve/muster/leader/rent/choose"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -104,10 +105,16 @@ func (r *reader) policyKeys(p *Policy) []document.Key {
 		},
 		{
 			Name: "ec2", Type: "mapping",
-			Meaning: "from what machines are launched on [EC2](ec2.md). Either this or `process` " +
-				"must be given.",
+			Meaning: "from what machines are launched on [EC2](ec2.md). One of `ec2`, `kubernetes` " +
+				"and `process` must be given.",
 			Read: func(_ string, n *yaml.Node) { p.EC2 = r.readEC2(n) },
 			Keys: r.ec2Keys(new(EC2)),
+		},
+		{
+			Name: "kubernetes", Type: "mapping",
+			Meaning: "from what pods are made on [Kubernetes](kubernetes.md).",
+			Read:    func(_ string, n *yaml.Node) { p.Kubernetes = r.readKubernetes(n) },
+			Keys:    r.kubernetesKeys(newKubernetes()),
 		},
 		{
 			Name: "process", Type: "mapping",
@@ -307,6 +314,61 @@ func (r *reader) ec2Keys(e *EC2) []document.Key {
 			Name: "subnets", Type: "list of texts",
 			Meaning: "where machines are launched. At least one must be given.",
 			Read:    func(_ string, n *yaml.Node) { e.Subnets = r.list(n) },
+		},
+	}
+}
+
+func (r *reader) kubernetesKeys(k *Kubernetes) []document.Key {
+	return []document.Key{
+		{
+			Name: "template", Type: anyText,
+			Meaning: "the ConfigMap whose key `pod.yaml` is a pod with the agent as its first " +
+				"container. It must be given.",
+			Read: func(_ string, n *yaml.Node) { k.Template = r.readText(n) },
+		},
+		{
+			Name: "template_version", Type: anyText,
+			Meaning: "marks the pods: those with another mark are replaced, one after another.",
+			Read:    func(_ string, n *yaml.Node) { k.TemplateVersion = r.readText(n) },
+		},
+		{
+			Name: "namespace", Type: anyText, Meaning: "of the pods; by default the agent's.",
+			Read: func(_ string, n *yaml.Node) { k.Namespace = r.readText(n) },
+		},
+		{
+			Name: "nodes", Type: "`karpenter`, `eks`, `gke` or `aks`", Default: "`" + k.Nodes + "`",
+			Meaning: "whose labels of nodes tell spot from on demand.",
+			Read:    func(_ string, n *yaml.Node) { k.Nodes = r.oneOf(n, NodeLabels()...) },
+		},
+		{
+			Name: "zones", Type: "list of texts",
+			Meaning: "the zones to choose from; by default the cluster's scheduler chooses.",
+			Read:    func(_ string, n *yaml.Node) { k.Zones = r.list(n) },
+		},
+		{
+			Name: "prices", Type: "mapping from types, or `TYPE@spot`, to " + dollars,
+			Meaning: "on demand the catalogue has prices of its own. Spot machines without a price " +
+				"are not rented.",
+			Read: func(_ string, n *yaml.Node) {
+				k.Prices = map[string]float64{}
+				r.readMapping(n, "kubernetes.prices: ", func(key, value *yaml.Node) {
+					if _, err := rent.ParseKind(key.Value); err != nil {
+						r.Fault(key, "kubernetes.prices: %v", err)
+					}
+					k.Prices[key.Value] = r.readNumber(value, 0, 1e6, "$/hr above 0")
+				})
+			},
+		},
+		{
+			Name: "launch_timeout", Type: duration, Default: inMinutes(k.LaunchTimeout),
+			Meaning: "how long a pod may find no node. Then it is deleted, and the next type tried.",
+			Read:    func(_ string, n *yaml.Node) { k.LaunchTimeout = r.readDuration(n) },
+		},
+		{
+			Name: "server", Type: anyText,
+			Meaning: "the API server's URL, for `muster fleet check` outside the cluster, such as " +
+				"that of `kubectl proxy`; by default the agent's cluster's.",
+			Read: func(_ string, n *yaml.Node) { k.Server = r.readText(n) },
 		},
 	}
 }

@@ -118,6 +118,21 @@ func (r *reader) readEC2(n *yaml.Node) *EC2 {
 	return e
 }
 
+// newKubernetes has the defaults. The renter gives a machine six minutes to join, and a pod that
+// finds no node must not take all of them.
+func newKubernetes() *Kubernetes {
+	return &Kubernetes{Nodes: "karpenter", LaunchTimeout: 4 * time.Minute}
+}
+
+func (r *reader) readKubernetes(n *yaml.Node) *Kubernetes {
+	k := newKubernetes()
+	r.readSection(n, "kubernetes", r.kubernetesKeys(k))
+	if k.Template == "" {
+		r.Fault(n, "kubernetes: no template, want the name of a ConfigMap")
+	}
+	return k
+}
+
 func (r *reader) readProcess(n *yaml.Node) *Process {
 	p := &Process{}
 	r.readSection(n, "process", r.processKeys(p))

@@ -57,8 +57,9 @@ type Policy struct {
 	Spare              int
 	SpotShare, MaxPool float64
 	// One of them is not nil.
-	EC2     *EC2
-	Process *Process
+	EC2        *EC2
+	Kubernetes *Kubernetes
+	Process    *Process
 }
 
 // An Accuracy is what is stated for a family, in (0, 1]; 0: nothing.
@@ -74,6 +75,22 @@ type EC2 struct {
 	TemplateVersion string   `json:"template_version"` // a number
 	Subnets         []string `json:"subnets"`
 }
+
+// Kubernetes says from what pods are made, and which nodes they ask for.
+type Kubernetes struct {
+	Server          string // the API server's URL; "": that of the agent's cluster
+	Namespace       string // "": the agent's
+	Template        string // the name of a ConfigMap
+	TemplateVersion string // "": not told
+	Zones           []string
+	Nodes           string // whose labels tell spot from on demand: one of NodeLabels
+	// Prices of kinds in $/hr, beside the catalogue's on demand.
+	Prices        map[string]float64
+	LaunchTimeout time.Duration // for which a pod may find no node
+}
+
+// NodeLabels are the values of Kubernetes.Nodes.
+func NodeLabels() []string { return []string{"karpenter", "eks", "gke", "aks"} }
 
 // Process says how emulated agents are started on this machine.
 type Process struct {
@@ -112,16 +129,22 @@ func (p *Policy) Choose() choose.Config {
 
 // Provider names the section that says from whom instances are rented.
 func (p *Policy) Provider() string {
-	if p.EC2 != nil {
+	switch {
+	case p.EC2 != nil:
 		return "ec2"
+	case p.Kubernetes != nil:
+		return "kubernetes"
 	}
 	return "process"
 }
 
 // Template is what new instances are launched from, as a provider lists it.
 func (p *Policy) Template() string {
-	if p.EC2 != nil {
+	switch {
+	case p.EC2 != nil:
 		return p.EC2.TemplateVersion
+	case p.Kubernetes != nil:
+		return p.Kubernetes.TemplateVersion
 	}
 	return ""
 }
@@ -170,11 +193,23 @@ func (p *Policy) Validate() error {
 		fault("objective.budget: %v $/hr is above limits.max_price_usd_per_hour, %v", p.Budget,
 			p.MaxPrice)
 	}
-	switch {
-	case p.EC2 == nil && p.Process == nil:
-		fault("no provider: want a section ec2 or process")
-	case p.EC2 != nil && p.Process != nil:
-		fault("two providers, ec2 and process: want one")
+	var providers []string
+	for _, of := range []struct {
+		name  string
+		given bool
+	}{
+		{"ec2", p.EC2 != nil}, {"kubernetes", p.Kubernetes != nil}, {"process", p.Process != nil},
+	} {
+		if of.given {
+			providers = append(providers, of.name)
+		}
+	}
+	switch len(providers) {
+	case 0:
+		fault("no provider: want a section ec2, kubernetes or process")
+	case 1:
+	default:
+		fault("%d providers, %s: want one", len(providers), strings.Join(providers, " and "))
 	}
 	return errors.Join(faults...)
 }

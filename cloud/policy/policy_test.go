@@ -24,6 +24,30 @@ spot: {share: 50%, max_pool: 0.4}
 families: {rank: {min_accuracy: .99, target_accuracy: 0.995}, feed: {min_accuracy: 90%}}
 `
 
+// TestKubernetes: the section of pods is read with its defaults, and its faults with their lines.
+func TestKubernetes(t *testing.T) {
+	const head = "fleet: f\nlimits: {max_price_usd_per_hour: 1, types: {r5n.large: {}}}\n"
+	p, err := Parse("f", head+"kubernetes: {template: worker, nodes: gke, zones: [a, b], "+
+		"prices: {r5n.large@spot: 0.05}, template_version: v2}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if k := p.Kubernetes; p.Provider() != "kubernetes" || p.Template() != "v2" || k.Nodes != "gke" ||
+		len(k.Zones) != 2 || k.Prices["r5n.large@spot"] != .05 || k.LaunchTimeout != 4*time.Minute {
+		t.Errorf("read as %+v", p.Kubernetes)
+	}
+	for text, want := range map[string]string{
+		"kubernetes: {}": "f:3: kubernetes: no template",
+		"kubernetes: {template: a, nodes: elsewhere}": "want one of karpenter, eks, gke, aks",
+		"kubernetes: {template: a, prices: {a/b: 1}}": "kubernetes.prices: instance type",
+		"kubernetes: {template: a, prices: {a: 0}}":   "want $/hr above 0",
+	} {
+		if _, err := Parse("f", head+text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
+}
+
 func TestParse(t *testing.T) {
 	p, err := Parse("fleet.yaml", good)
 	if err != nil {
@@ -76,7 +100,7 @@ func TestFaults(t *testing.T) {
 		{"headroom: 1.2", "budget: 7", "objective.budget: 7 $/hr is above"},
 		{"mon-fri 06:00-22:00 UTC", "mon-fry 06:00-22:00 UTC", `days "mon-fry"`},
 		{"mon-fri 06:00-22:00 UTC", "22:00-06:00 UTC", "end before they begin"},
-		{"calm: 20m", "process: {dir: a, models: b}", "two providers, ec2 and process: want one"},
+		{"calm: 20m", "process: {dir: a, models: b}", "2 providers, ec2 and process: want one"},
 		{"min_accuracy: .99", "min_accuracy: 2", `f:13: "2", want a share`},
 		{"min_accuracy: .99", "accuracy: 1", `f:13: families.rank: unknown key "accuracy"`},
 		{"spare: 1", "spare: 2", "f:11: spare: 2, want 0 or 1"},

@@ -47,8 +47,12 @@ var otherVariables = [][2]string{
 	{"AZURE_STORAGE_SAS_TOKEN", "a token in place of the account's key."},
 	{"CUDA_VISIBLE_DEVICES", "the cards that CUDA sees; the first counts where `--gpu` is not given."},
 	{"GOMAXPROCS", "how many threads run Go at a time; by default the agent chooses."},
+	{"GOMEMLIMIT", "Go's memory limit; by default what the cgroup's limit leaves beside the models."},
 	{"GOOGLE_APPLICATION_CREDENTIALS", "the file of credentials for `gs://`."},
 	{"HTTPS_PROXY", "the proxy for a store; `HTTP_PROXY` and `NO_PROXY` count too."},
+	{"KUBERNETES_SERVICE_HOST", "set in each pod: the agent asks no metadata service there, and its " +
+		"provider `kubernetes` this API server."},
+	{"KUBERNETES_SERVICE_PORT", "the API server's port."},
 	{settings.FileVariable, "the path of the config file, where `--config` does not give it."},
 	{"OTEL_EXPORTER_OTLP_ENDPOINT", "the receiver of [spans](tracing.md); by default " +
 		"`http://localhost:4318`, with `grpc` 4317."},

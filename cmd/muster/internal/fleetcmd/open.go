@@ -5,13 +5,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 
 	"github.com/muster-serve/muster/agent"
 	"github.com/muster-serve/muster/cloud"
+	"github.com/muster-serve/muster/cloud/kubernetes"
 	"github.com/muster-serve/muster/cloud/plugin"
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/cloud/process"
+	"github.com/muster-serve/muster/leader/rent"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -43,6 +46,25 @@ func openPlugin(p *policy.Policy, stateDir string, catalogue *profiles.Catalogue
 	return plugin.Open(p.Provider(), fleet, log), nil
 }
 
+// openKubernetes returns the provider of a policy whose machines are pods. Its prices are those of
+// the policy, and on demand else the catalogue's.
+func openKubernetes(p *policy.Policy, catalogue *profiles.Catalogue,
+	log *slog.Logger) (cloud.Provider, error) {
+	k := p.Kubernetes
+	prices := map[string]float64{}
+	for _, t := range p.Names() {
+		if known, err := catalogue.Lookup(t); err == nil {
+			prices[rent.Kind{Type: t}.String()] = known.PriceUSDPerHour
+		}
+	}
+	maps.Copy(prices, k.Prices)
+	return kubernetes.New(kubernetes.Config{
+		Fleet: p.Fleet, Account: kubernetes.Account{Server: k.Server, Namespace: k.Namespace},
+		Template: k.Template, TemplateVersion: k.TemplateVersion, Zones: k.Zones, Nodes: k.Nodes,
+		Prices: prices, LaunchTimeout: k.LaunchTimeout, Types: p.Names(), Log: log,
+	})
+}
+
 // Open returns the provider that a policy names. What it launches for the agent with this config
 // joins the agent's gossip at join. The caller closes a provider that has a method Close.
 func Open(p *policy.Policy, config agent.Config, join string, log *slog.Logger) (cloud.Provider,
@@ -56,6 +78,9 @@ func Open(p *policy.Policy, config agent.Config, join string, log *slog.Logger) 
 	}
 	if p.EC2 != nil {
 		return openPlugin(p, config.StateDir, catalogue, log)
+	}
+	if p.Kubernetes != nil {
+		return openKubernetes(p, catalogue, log)
 	}
 	program, err := os.Executable()
 	if err != nil {
