@@ -10,7 +10,7 @@ export GOFLAGS ?= -gcflags=all=-dwarf=false
 
 .PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance corpus \
 	examples dashboard-test scenarios chaos moto stores bench packages image \
-	test-packages vulncheck generate reference notice onnxruntime clean
+	chart test-packages vulncheck generate reference notice onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
@@ -116,6 +116,10 @@ test-packages: packages
 # container engine.
 image:
 	@scripts/image.sh $(ARCHS)
+
+# Lints and renders the Helm chart.
+chart: build
+	@scripts/chart.sh
 
 # Looks for known vulnerabilities in the code that Muster calls; skipped if offline.
 vulncheck:
