@@ -193,8 +193,8 @@ else 1.`,
 		{"Send queries:", []*cobra.Command{newInferCommand(), newBenchCommand()}},
 		{"Watch and run a fleet:", []*cobra.Command{
 			newStatusCommand(), newTopCommand(), newWhyCommand(), newEventsCommand(),
-			newDrainCommand(),
-			newKeysCommand(), newFleetCommand(),
+			newDrainCommand(), newKeysCommand(), newFleetCommand(), newDoctorCommand(),
+			newDebugCommand(), newBackupCommand(),
 		}},
 		{"Simulate and plan a fleet:", []*cobra.Command{
 			newSimCommand(), newPlanCommand(), newProfileCommand(), newPlaceCommand(),
