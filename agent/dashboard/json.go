@@ -247,6 +247,8 @@ type beatJSON struct {
 	Shots       [][4]int            `json:"shots"`
 	ShotWeight  uint32              `json:"shot_weight"`
 	Events      []control.EventJSON `json:"events,omitempty"`
+	// Why says why queries of the last minute were late; empty if none was, or nobody knows.
+	Why string `json:"why,omitempty"`
 }
 
 type modelBeatJSON struct {
@@ -285,6 +287,7 @@ func beatOf(b *control.Beat, f *control.Fleet, c viewerClass) *beatJSON {
 		Answered: r.GetAnswered(), Late: r.GetLate(), Failed: r.GetFailed(),
 		Within: number(b.GetWithin()), Busy: number(r.GetBusy()), Models: []modelBeatJSON{},
 		Heat: []heatJSON{}, Shots: [][4]int{}, ShotWeight: b.GetShotWeight(),
+		Why: whyLate(b.GetMissed(), f, c),
 	}
 	rows := map[string]*control.ModelRow{}
 	for _, m := range r.GetModels() {
@@ -336,6 +339,23 @@ func beatOf(b *control.Beat, f *control.Fleet, c viewerClass) *beatJSON {
 		}
 	}
 	return out
+}
+
+// whyLate says why queries of the models that the class may see were late.
+func whyLate(m *control.MissedQueries, f *control.Fleet, c viewerClass) string {
+	if m == nil {
+		return ""
+	}
+	if !c.all {
+		sees := map[string]bool{}
+		for i, model := range f.GetModels() {
+			if i < len(c.models) && c.models[i] == '1' {
+				sees[model.GetName()] = true
+			}
+		}
+		m = m.Visible(func(model string) bool { return sees[model] })
+	}
+	return m.Summary().Sentence(3)
 }
 
 type historyJSON struct {

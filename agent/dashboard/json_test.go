@@ -140,3 +140,30 @@ func BenchmarkBeat(b *testing.B) {
 	b.ReportMetric(float64(len(wire)), "bytes-from-leader")
 	b.ReportMetric(float64(size), "bytes-to-viewer")
 }
+
+// TestWhyLate: the page says why queries are late, of the models that a viewer may see.
+func TestWhyLate(t *testing.T) {
+	f := &control.Fleet{Models: []*control.FleetModel{{Name: "ncf"}, {Name: "wnd"}}}
+	m := &control.MissedQueries{
+		Missed: []*control.Missed{
+			{Model: "ncf", Cause: "cpu", Agent: "vm-2", Count: 24},
+			{Model: "wnd", Cause: "lane", Count: 7}, {Cause: "rights", Count: 1},
+		},
+		Ended: []*control.EndedQueries{{Model: "ncf", Count: 900}, {Model: "wnd", Count: 100}},
+	}
+	for _, c := range []struct {
+		class viewerClass
+		want  string
+	}{
+		{viewerClass{all: true}, "3.2 % late: 2.4 % vm-2 lacks CPU, 0.7 % waited for a lane"},
+		{viewerClass{models: "01"}, "7.0 % late: waited for a lane"},
+		{viewerClass{models: "00"}, ""},
+	} {
+		if got := whyLate(m, f, c.class); got != c.want {
+			t.Errorf("%+v: %q, want %q", c.class, got, c.want)
+		}
+	}
+	if got := whyLate(nil, f, viewerClass{all: true}); got != "" {
+		t.Errorf("of an older leader: %q, want nothing", got)
+	}
+}

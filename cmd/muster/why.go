@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/muster-serve/muster/api/lateness"
+	"github.com/muster-serve/muster/cmd/muster/internal/fleetview"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
@@ -47,6 +48,9 @@ The exit status is 0, whatever is found.`,
 			}
 			terminal.SanitizeFields(status)
 			summary := status.GetMissed().Summary()
+			if !asJSON {
+				summary = fleetview.ShownMissed(status)
+			}
 			if summary == nil {
 				if status.GetView().GetLeadership().GetLeader() == "" {
 					return errors.New("there is no leader now, and only a leader knows why queries are late")

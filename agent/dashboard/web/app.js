@@ -109,6 +109,8 @@ function hero() {
     hero.under = key;
     byId("under").replaceChildren(...under.map(([n, words]) => el("span", {}, el("b", {}, n), words)));
   }
+  say(byId("why"), beat.why ?? "");
+  byId("why").hidden = !beat.why;
   // 99 of every 100 by most models' word; the least is what the figure is held against.
   const least = Math.min(...fleet.models.map((m) => m.percentile).filter((p) => p > 0), 1);
   say(byId("ontime"), percent(beat.within, 2));
@@ -119,7 +121,7 @@ function hero() {
   byId("waitinglate").className = beat.waiting_late > 0 ? "bad" : "";
   const priced = beat.price > 0;
   say(byId("cost"), priced ? dollars(beat.price) : "–");
-  say(byId("costof"), priced ? "an hour" : "no prices here");
+  say(byId("costof"), priced ? "an hour" : "give agents --price");
   say(byId("permillion"), priced && beat.rate > 0 ? dollars((beat.price / 3600 / beat.rate) * 1e6) : "–");
   say(byId("permillionof"), priced && beat.rate > 0 ? "at this rate" : "");
   offer(Boolean(s.idle));

@@ -128,8 +128,8 @@ func divideLines(lines int, tables []table) []int {
 	return given
 }
 
-// fleetHeader returns two lines: the fleet's size and its leader; its rate, fluid limit and waiting
-// queries.
+// fleetHeader returns lines: the fleet's size and its leader; its rate, fluid limit and waiting
+// queries; and if queries are late, why.
 func fleetHeader(s *control.FleetStatus) []string {
 	var lanes, emulated int
 	var price float64
@@ -172,10 +172,14 @@ func fleetHeader(s *control.FleetStatus) []string {
 	} else {
 		load += ", fluid limit unknown"
 	}
-	return []string{
+	lines := []string{
 		size + leader,
 		fmt.Sprintf("%s, %d waiting (%d late)", load, s.GetWaiting(), s.GetWaitingLate()),
 	}
+	if why := whyLate(s); why != "" {
+		lines = append(lines, why)
+	}
+	return lines
 }
 
 // modelTable lists the model versions that members hold and those for which the leader has counts.

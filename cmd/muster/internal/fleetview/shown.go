@@ -6,6 +6,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/lateness"
 )
 
 // showNames returns a copy of s for people: with the display names of agents that no two agents
@@ -41,6 +42,9 @@ func showNames(s *control.FleetStatus) *control.FleetStatus {
 	for _, a := range shown.GetPlacement().GetAgents() {
 		agent(&a.Agent)
 	}
+	for _, m := range shown.GetMissed().GetMissed() {
+		agent(&m.Agent)
+	}
 	for i, d := range shown.GetDecisions() {
 		if before, name, found := strings.Cut(d, " agent="); found {
 			name, after, _ := strings.Cut(name, " ")
@@ -49,6 +53,12 @@ func showNames(s *control.FleetStatus) *control.FleetStatus {
 		}
 	}
 	return shown
+}
+
+// ShownMissed is what s says of why queries were late, with the names for people; nil if it says
+// nothing.
+func ShownMissed(s *control.FleetStatus) *lateness.Summary {
+	return showNames(s).GetMissed().Summary()
 }
 
 // dropShared removes the entries whose values others have, too, or are other entries' keys.
