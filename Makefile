@@ -10,7 +10,7 @@ export GOFLAGS ?= -gcflags=all=-dwarf=false
 
 .PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance corpus \
 	examples dashboard-test scenarios chaos moto stores bench packages image \
-	chart test-packages vulncheck generate reference notice onnxruntime clean
+	container chart test-packages vulncheck generate reference notice onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
@@ -116,6 +116,11 @@ test-packages: packages
 # container engine.
 image:
 	@scripts/image.sh $(ARCHS)
+
+# Runs the image of this machine's architecture in two containers, by runc; needs root.
+container: build
+	@scripts/image.sh $$(go env GOHOSTARCH)
+	@scripts/container.sh
 
 # Lints and renders the Helm chart.
 chart: build
