@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/muster-serve/muster/api/querytrace"
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/cmd/muster/internal/lists"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
@@ -52,9 +53,10 @@ hold, which lane a query gets, and who leads. The provider is simulated: machine
 and spot machines are taken back.
 
 --curve says how the load changes around --rate: daily, which rises from two sevenths
-at midnight to twelve sevenths at noon; flat; or a CSV file with the columns hour and
-factor. +6h after it makes it come six hours later, and NAME= before it says it of one
-model or family.
+at midnight to twelve sevenths at noon; flat; a CSV file with the columns hour and
+factor; or recorded queries, of which those of each minute count, as long as they last
+and then again. +6h after it makes it come six hours later, and NAME= before it says it
+of one model or family.
 
 Of each --speed seconds of the day one is simulated, with queries that take as long as
 they do. The leader counts the queries of the whole day. A day with 70 queries/s takes
@@ -251,7 +253,7 @@ func (o *dayOptions) setCurves(cfg *simday.Config) error {
 		if !only {
 			name, of = "", text
 		}
-		c, err := simday.ParseCurve(of)
+		c, err := simday.ParseCurve(of, countRecorded)
 		if err != nil {
 			return err
 		}
@@ -266,4 +268,25 @@ func (o *dayOptions) setCurves(cfg *simday.Config) error {
 		}
 	}
 	return nil
+}
+
+// maxRecorded bounds how long recorded queries last that the load of a day is made of: a longer
+// record than a week is a typing error in its times.
+const maxRecorded = 7 * 24 * time.Hour
+
+// countRecorded returns how many queries of a record arrive in each minute.
+func countRecorded(path string) (counts []float64, err error) {
+	err = querytrace.ReadFile(path, func(q querytrace.Query) error {
+		if q.At >= maxRecorded {
+			return fmt.Errorf("%s: a query arrives after %v, want a record of at most %v", path, q.At,
+				maxRecorded)
+		}
+		minute := int(q.At / time.Minute)
+		for len(counts) <= minute {
+			counts = append(counts, 0)
+		}
+		counts[minute]++
+		return nil
+	})
+	return counts, err
 }

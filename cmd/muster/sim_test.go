@@ -147,7 +147,11 @@ process: {dir: ., models: .}
 // TestSimDay: a part of a day is simulated, printed and drawn, for two forms.
 func TestSimDay(t *testing.T) {
 	skipSimulations(t)
-	dir := writeFiles(t, map[string]string{"fleet.yaml": dayFleet})
+	dir := writeFiles(t, map[string]string{"fleet.yaml": dayFleet,
+		"queries.jsonl": `{"at_ms":0,"model":"rm2","rows":1}` + "\n" +
+			`{"at_ms":60000,"model":"rm2","rows":1}` + "\n",
+		"long.jsonl": `{"at_ms":1e10,"model":"rm2","rows":1}`,
+	})
 	args := []string{
 		"sim", "day", "--fleet", filepath.Join(dir, "fleet.yaml"), "--family",
 		"rank=rm2:1,rm2-s:.98:rm2*.5", "--rate", "30", "--duration", "30m", "--warm-up", "20m",
@@ -166,7 +170,13 @@ func TestSimDay(t *testing.T) {
 	if svg, err := os.ReadFile(drawn); err != nil || !bytes.Contains(svg, []byte("<svg")) {
 		t.Errorf("no SVG is drawn: %v", err)
 	}
-	text, _, err = execute(t, append(args, "--json")...)
+	// Recorded queries, one in each of two minutes, are a flat load, too.
+	args = append(args, "--json", "--curve")
+	if _, _, err := execute(t, append(args, filepath.Join(dir, "long.jsonl"))...); err == nil ||
+		!strings.Contains(err.Error(), "want a record of at most 168h0m0s") {
+		t.Errorf("a record of months: %v", err)
+	}
+	text, _, err = execute(t, append(args, filepath.Join(dir, "queries.jsonl"))...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,9 +13,11 @@ import (
 	"time"
 )
 
-// A Curve is how a load changes over the day, as factors of its mean. The day repeats.
+// A Curve is how a load changes over the day, as factors of its mean. It repeats after its length,
+// which is a day, or that of recorded queries.
 type Curve struct {
 	points []point // by time; between two of them the factor changes evenly
+	length time.Duration
 	shift  time.Duration
 	scale  float64 // the mean as its file has it
 }
@@ -28,10 +30,14 @@ type point struct {
 // Length is the length of a day.
 const Length = 24 * time.Hour
 
+// minMinutes is how long recorded queries last at least that a curve is made of: in one minute the
+// load would be flat.
+const minMinutes = 2
+
 // Daily is the curve that rises once a day from two sevenths of the mean, at midnight, to twelve
 // sevenths, at noon, as a cosine: that of the day of docs/rent.md.
 func Daily() *Curve {
-	c := &Curve{}
+	c := &Curve{length: Length}
 	for at := time.Duration(0); at < Length; at += 10 * time.Minute {
 		c.points = append(c.points,
 			point{at, 1 - 5./7*math.Cos(2*math.Pi*at.Hours()/Length.Hours())})
@@ -40,11 +46,12 @@ func Daily() *Curve {
 }
 
 // Flat is the curve of a load that does not change.
-func Flat() *Curve { return &Curve{points: []point{{0, 1}}} }
+func Flat() *Curve { return &Curve{points: []point{{0, 1}}, length: Length} }
 
-// ParseCurve reads "daily", "flat", or the path of a CSV file, with "+DURATION" after it for a
-// curve that comes later by that.
-func ParseCurve(text string) (*Curve, error) {
+// ParseCurve reads "daily", "flat", or the path of a file, with "+DURATION" after it for a curve
+// that comes later by that. The file is a CSV file as [ReadCurve] reads it, or any other of which
+// countRecorded returns how many queries arrive in each minute.
+func ParseCurve(text string, countRecorded func(path string) ([]float64, error)) (*Curve, error) {
 	name, later, shifted := strings.Cut(text, "+")
 	var c *Curve
 	switch name {
@@ -55,11 +62,20 @@ func ParseCurve(text string) (*Curve, error) {
 	default:
 		f, err := os.Open(name)
 		if err != nil {
-			return nil, fmt.Errorf("curve %q: want daily, flat or a CSV file with the columns hour "+
-				"and factor: %w", text, err)
+			return nil, fmt.Errorf("curve %q: want daily, flat, a CSV file with the columns hour "+
+				"and factor, or recorded queries: %w", text, err)
 		}
 		defer f.Close()
-		if c, err = ReadCurve(name, f); err != nil {
+		b := bufio.NewReader(f)
+		if start, _ := b.Peek(len("hour")); string(start) == "hour" {
+			c, err = ReadCurve(name, b)
+		} else {
+			var counts []float64
+			if counts, err = countRecorded(name); err == nil {
+				c, err = recorded(name, counts)
+			}
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -69,6 +85,7 @@ func ParseCurve(text string) (*Curve, error) {
 			return nil, fmt.Errorf("curve %q: got +%s, want a time below a day, e.g. +6h", text,
 				later)
 		}
+		d %= c.length
 		c.shift = d
 	}
 	return c, nil
@@ -77,7 +94,7 @@ func ParseCurve(text string) (*Curve, error) {
 // ReadCurve reads a CSV file with the columns hour, which rises from 0 up to below 24, and factor,
 // or any other measure of the load: the mean counts as 1.
 func ReadCurve(name string, from io.Reader) (*Curve, error) {
-	c := &Curve{}
+	c := &Curve{length: Length}
 	lines := bufio.NewScanner(from)
 	for n := 1; lines.Scan(); n++ {
 		text := strings.TrimSpace(lines.Text())
@@ -106,13 +123,32 @@ func ReadCurve(name string, from io.Reader) (*Curve, error) {
 	if len(c.points) == 0 {
 		return nil, fmt.Errorf("%s has no hour", name)
 	}
+	return c, c.scaleToMean(name)
+}
+
+// scaleToMean makes the mean of the factors 1.
+func (c *Curve) scaleToMean(name string) error {
 	if c.scale = c.mean(); c.scale == 0 {
-		return nil, fmt.Errorf("%s: all factors are 0", name)
+		return fmt.Errorf("%s: all factors are 0", name)
 	}
 	for i := range c.points {
 		c.points[i].factor /= c.scale
 	}
-	return c, nil
+	return nil
+}
+
+// recorded makes a curve of how many queries of a record arrive in each minute. It lasts as many
+// minutes, and repeats after them.
+func recorded(name string, counts []float64) (*Curve, error) {
+	if len(counts) < minMinutes {
+		return nil, fmt.Errorf("%s lasts %d minutes, want %d or more, so that a load changes in it",
+			name, len(counts), minMinutes)
+	}
+	c := &Curve{length: time.Duration(len(counts)) * time.Minute}
+	for i, n := range counts {
+		c.points = append(c.points, point{time.Duration(i)*time.Minute + time.Minute/2, n})
+	}
+	return c, c.scaleToMean(name)
 }
 
 // mean is the mean factor of a day.
@@ -121,16 +157,16 @@ func (c *Curve) mean() (mean float64) {
 		next := c.points[(i+1)%len(c.points)]
 		long := next.at - p.at
 		if i+1 == len(c.points) {
-			long += Length
+			long += c.length
 		}
-		mean += (p.factor + next.factor) / 2 * float64(long) / float64(Length)
+		mean += (p.factor + next.factor) / 2 * float64(long) / float64(c.length)
 	}
 	return mean
 }
 
 // At is the factor at a time, which may lie before the day or after it.
 func (c *Curve) At(at time.Duration) float64 {
-	at = ((at-c.shift)%Length + Length) % Length
+	at = ((at-c.shift)%c.length + c.length) % c.length
 	i, _ := slices.BinarySearchFunc(c.points, at, func(p point, at time.Duration) int {
 		if p.at <= at {
 			return -1
@@ -140,10 +176,10 @@ func (c *Curve) At(at time.Duration) float64 {
 	before, after := c.points[(i+len(c.points)-1)%len(c.points)], c.points[i%len(c.points)]
 	long, since := after.at-before.at, at-before.at
 	if long <= 0 {
-		long += Length
+		long += c.length
 	}
 	if since < 0 {
-		since += Length
+		since += c.length
 	}
 	return before.factor + (after.factor-before.factor)*float64(since)/float64(long)
 }

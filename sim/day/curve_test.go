@@ -2,6 +2,8 @@ package day
 
 import (
 	"math"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -59,8 +61,50 @@ func TestCurvesThatCannotBe(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"weekly", "daily+x", "flat+24h", "daily+-1h"} {
-		if _, err := ParseCurve(text); err == nil {
+		if _, err := ParseCurve(text, nil); err == nil {
 			t.Errorf("%q is no curve, and no error", text)
+		}
+	}
+}
+
+// TestCurveOfRecordedQueries: recorded queries are a curve of their minutes, which repeats after
+// them, with the mean 1; too few minutes, and what cannot be read, are errors.
+func TestCurveOfRecordedQueries(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "queries.jsonl")
+	if err := os.WriteFile(path, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	counts := func(all []float64, err error) func(string) ([]float64, error) {
+		return func(of string) ([]float64, error) {
+			if of != path {
+				t.Errorf("asked for %q", of)
+			}
+			return all, err
+		}
+	}
+	for shift, text := range map[time.Duration]string{0: path, time.Minute: path + "+1m"} {
+		c, err := ParseCurve(text, counts([]float64{10, 30, 20}, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for at, want := range map[time.Duration]float64{
+			30 * time.Second: .5, 90 * time.Second: 1.5, 150 * time.Second: 1,
+			time.Minute: 1, 210 * time.Second: .5, -30 * time.Second: 1,
+			24*time.Hour + 90*time.Second: 1.5, // 480 times three minutes
+		} {
+			if got := c.At(at + shift); math.Abs(got-want) > 1e-9 {
+				t.Errorf("%s: after %v the factor is %v, want %v", text, at, got, want)
+			}
+		}
+		if got := c.Max(); math.Abs(got-1.5) > 1e-9 {
+			t.Errorf("the largest factor is %v", got)
+		}
+	}
+	for _, read := range []func(string) ([]float64, error){
+		counts([]float64{1}, nil), counts([]float64{0, 0}, nil), counts(nil, os.ErrInvalid),
+	} {
+		if c, err := ParseCurve(path, read); err == nil {
+			t.Errorf("got %v", c)
 		}
 	}
 }
