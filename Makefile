@@ -10,7 +10,8 @@ export GOFLAGS ?= -gcflags=all=-dwarf=false
 
 .PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance corpus \
 	examples dashboard-test scenarios chaos moto stores bench packages image \
-	container chart test-packages vulncheck generate reference notice onnxruntime clean
+	container chart test-packages vulncheck generate reference notice \
+	nightly onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
 build: onnxruntime
@@ -30,6 +31,14 @@ test: onnxruntime
 # Shows a fleet at work on this machine, in a minute; with DEMO_FLAGS=--short in half of that.
 demo: build
 	@bin/muster demo $(DEMO_FLAGS)
+
+# What takes too long for each change: ten thousand random problems of the fleet's plan, and two
+# hundred random days. About an hour of CPU; DAYS=20 for a tenth of the days.
+DAYS ?= 200
+nightly: export GOGC ?= 400
+nightly:
+	MUSTER_SLOW_TESTS=1 go test -trimpath -vet=off -count=1 -timeout 12h ./leader/fleetplan
+	MUSTER_DAYS=$(DAYS) go test -trimpath -vet=off -count=1 -timeout 12h ./sim/day
 
 # The short tests with the race detector, without those of packages that start no goroutine
 # (pure_test.go). Of sim only the searches start any. -cpu 1, because with more the race detector
