@@ -48,12 +48,14 @@ func newModelsGenerateCommand() *cobra.Command {
 	var out, scale string
 	var options zoo.Options
 	var variants families.Variants
-	every := append(zoo.Names(), "all")
+	every := slices.Concat(zoo.Names(), []string{"all"}, zoo.Rankers())
 	cmd := &cobra.Command{
 		Use:   "generate MODEL...",
 		Short: "Generate recommendation models",
 		Long: `Generate recommendation models with deterministic weights, in a directory that an
-agent can serve: ` + strings.Join(every, ", ") + `.
+agent can serve: ` + strings.Join(zoo.Names(), ", ") + `,
+or all of these. Others score the candidates of one user:
+` + strings.Join(zoo.Rankers(), ", ") + `.
 
 --scale sets the number of rows of the embedding tables: small (a few MB a model,
 for tests), default, full (up to 4 GB a model), or a fraction of full. A model that

@@ -29,6 +29,7 @@ type builder struct {
 	weights []weight
 	size    int64 // of the data file so far
 	tables  []models.Table
+	bounds  map[string][]int64 // of ids, by input
 	// named counts the nodes by name, without the number that makes a name unique.
 	named     map[string]int
 	constants map[string]bool
@@ -40,6 +41,7 @@ func newBuilder(name string, scale *big.Rat, seed uint64) *builder {
 		scale:     scale,
 		seed:      seed,
 		model:     onnx.Model{Name: name, Producer: "muster", ProducerVersion: generator},
+		bounds:    map[string][]int64{},
 		named:     map[string]int{},
 		constants: map[string]bool{},
 	}
@@ -87,6 +89,15 @@ func (b *builder) addNodes(op, name string, results int, inputs []string,
 // addConstant adds a list of numbers to the graph and returns its name. A second call with the
 // same name adds nothing.
 func (b *builder) addConstant(name string, values ...int64) string {
+	return b.addInts(name, []int64{int64(len(values))}, values...)
+}
+
+// addScalar is addConstant of a number.
+func (b *builder) addScalar(name string, value int64) string {
+	return b.addInts(name, []int64{}, value)
+}
+
+func (b *builder) addInts(name string, shape []int64, values ...int64) string {
 	if b.constants[name] {
 		return name
 	}
@@ -96,7 +107,7 @@ func (b *builder) addConstant(name string, values ...int64) string {
 		data = binary.LittleEndian.AppendUint64(data, uint64(v))
 	}
 	b.model.Initializers = append(b.model.Initializers, onnx.Initializer{
-		Name: name, DataType: tensor.Int64, Shape: []int64{int64(len(values))}, Data: data,
+		Name: name, DataType: tensor.Int64, Shape: shape, Data: data,
 	})
 	return name
 }
@@ -142,11 +153,18 @@ func (b *builder) addIDs(tables int, lookups int64) []string {
 // up its ids. It returns [N, 1, dim], the sum over the lookups, which has unit
 // variance.
 func (b *builder) addTable(name string, ids []string, fullRows, dim, lookups int64) string {
-	own := ids[len(b.tables)]
+	return b.addLookup(name, idsInput, ids[len(b.tables)], fullRows, dim, lookups)
+}
+
+// addLookup adds an embedding table, of fullRows rows at full scale, and looks up ids, which are a
+// part of an input. It returns [..., dim], the sum over the lookups, if there are several, which has
+// unit variance.
+func (b *builder) addLookup(name, input, ids string, fullRows, dim, lookups int64) string {
 	t := models.Table{Name: name, Rows: scaleRows(fullRows, b.scale), Dim: dim, Lookups: lookups}
 	b.tables = append(b.tables, t)
+	b.bounds[input] = append(b.bounds[input], t.Rows)
 	w := b.addWeight(name, 0, uniformSpread(1/float64(lookups)), t.Rows, dim)
-	found := b.addNode("Gather", name, []string{w, own}, axisAttribute(0))
+	found := b.addNode("Gather", name, []string{w, ids}, axisAttribute(0))
 	if lookups == 1 {
 		return found
 	}

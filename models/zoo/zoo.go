@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/onnx"
 )
@@ -83,10 +84,16 @@ func scaleRows(full int64, f *big.Rat) int64 {
 	return max(1, twice.Int64())
 }
 
-// Names returns the names of the models that can be generated.
-func Names() []string {
-	names := make([]string, len(architectures))
-	for i, a := range architectures {
+// Names returns the names of the models of DeepRecSys, and Rankers those of the models that score
+// the candidates of one user.
+func Names() []string { return namesOf(architectures) }
+
+// Rankers: see Names.
+func Rankers() []string { return namesOf(rankers) }
+
+func namesOf(all []architecture) []string {
+	names := make([]string, len(all))
+	for i, a := range all {
 		names[i] = a.name
 	}
 	return names
@@ -121,11 +128,12 @@ type plan struct {
 }
 
 func newPlan(model string, options Options) (*plan, error) {
-	i := slices.IndexFunc(architectures, func(a architecture) bool { return a.name == model })
+	all := slices.Concat(architectures, rankers)
+	i := slices.IndexFunc(all, func(a architecture) bool { return a.name == model })
 	if i < 0 {
-		return nil, fmt.Errorf("unknown model, expected one of %s", strings.Join(Names(), ", "))
+		return nil, fmt.Errorf("unknown model, expected one of %s", strings.Join(namesOf(all), ", "))
 	}
-	a := architectures[i]
+	a := all[i]
 	scale, err := options.Scale.asFraction(a.defaultScale)
 	if err != nil {
 		return nil, err
@@ -141,10 +149,10 @@ func newPlan(model string, options Options) (*plan, error) {
 	config.Tables = b.tables
 	for _, port := range b.model.Inputs {
 		in := models.Port{Name: port.Name, DataType: port.DataType, Shape: port.Shape}
-		if port.Name == idsInput {
-			for _, t := range b.tables {
-				in.IDBounds = append(in.IDBounds, t.Rows)
-			}
+		in.IDBounds = b.bounds[port.Name]
+		if isUserInput[port.Name] {
+			in.Role = roles.User
+			config.Requires = 2 // the first format with roles
 		}
 		config.Inputs = append(config.Inputs, in)
 	}

@@ -73,8 +73,13 @@ func TestSameBytes(t *testing.T) {
 		"wnd":   "fa2d11ce809f16978448b177a28f3fa080527f9d86c1c3fd8f40c25e45f9b60e",
 		"mtwnd": "723fcf84945be458192f45172f21276fd9772e00829690d418e846b764529511",
 		"dien":  "4d112e5f980548c5f6bd0343b0875f81628d86335f4c9be400313e288f500f9a",
+
+		"ranker-din":         "8685b1d3861064ef0b4399222cc77a0fa1d29e049259afeabe0503025703fd80",
+		"ranker-dien":        "5ebe50cb22a6f8ad44f8c64a82f403805aeba1f0b064ab9e916cea6ba76092e8",
+		"ranker-transformer": "f6fff2eeafa3f7884c0c2234cd51d1cec5036d41b79deaa9a9d4bc12cc9f1b53",
+		"ranker-dlrm":        "05803d5d45f6fac3381018959b6b1d060acf4e54ae168566faffb8c817297519",
 	}
-	for _, model := range zoo.Names() {
+	for _, model := range slices.Concat(zoo.Names(), zoo.Rankers()) {
 		dir := t.TempDir()
 		generate(t, dir, model, zoo.Options{Scale: zoo.Small, Seed: 7})
 		got := hash(t, filepath.Join(dir, model, "1"))
@@ -142,6 +147,40 @@ func TestManifest(t *testing.T) {
 		if len(rows) == 0 || !slices.Equal(rows, ids.IDBounds) || ids.Shape[1] != int64(len(rows)) {
 			t.Errorf("%s: tables have rows %v, input ids has shape %v and bounds %v", model, rows,
 				ids.Shape, ids.IDBounds)
+		}
+	}
+}
+
+// TestRankers: a ranker's users and items have inputs of their own, and the ids of each are bounded by
+// the tables in which they are looked up.
+func TestRankers(t *testing.T) {
+	tables := map[string]int{"ranker-din": 8, "ranker-dien": 8, "ranker-transformer": 8,
+		"ranker-dlrm": 26}
+	for _, model := range zoo.Rankers() {
+		dir := t.TempDir()
+		generate(t, dir, model, zoo.Options{Scale: zoo.Small, Seed: 3})
+		v, err := models.ReadVersion(dir, model, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !v.Config.RowsIndependent || v.Roles == nil || !v.Roles.HasUsers() ||
+			strings.Contains(strings.Join(v.Config.Notes, ""), "depend") ||
+			len(v.Config.Tables) != tables[model] {
+			t.Errorf("%s: rows independent %v, roles %v, notes %q, %d tables, want %d", model,
+				v.Config.RowsIndependent, v.Roles, v.Config.Notes, len(v.Config.Tables), tables[model])
+		}
+		bounds, users := 0, 0
+		for _, in := range v.Inputs {
+			bounds += len(in.IDBounds)
+			if strings.HasPrefix(in.Name, "user_") {
+				users++
+			} else if !strings.HasPrefix(in.Name, "item_") {
+				t.Errorf("%s: input %q is neither of users nor of items", model, in.Name)
+			}
+		}
+		if bounds != tables[model] || users == 0 || users == len(v.Inputs) {
+			t.Errorf("%s: %d bounds for %d tables, %d of %d inputs are of users", model, bounds,
+				tables[model], users, len(v.Inputs))
 		}
 	}
 }
@@ -278,7 +317,7 @@ func TestProgress(t *testing.T) {
 func TestUnknownModel(t *testing.T) {
 	_, err := zoo.Generate(t.Context(), t.TempDir(), "dlrm", zoo.Options{})
 	if want := "generate model dlrm: unknown model, expected one of ncf, rm1, rm2, rm3, wnd, " +
-		"mtwnd, din, dien"; err == nil || err.Error() != want {
+		"mtwnd, din, dien, ranker-din, ranker-dien, ranker-transformer, ranker-dlrm"; err == nil || err.Error() != want {
 		t.Errorf("got error %v, want %s", err, want)
 	}
 }
