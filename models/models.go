@@ -255,7 +255,7 @@ func (v *Version) noteMixing(s *onnx.Signature) {
 	if !v.Config.RowsIndependent {
 		return
 	}
-	if i := s.Flow(v.flowRoles()).Independence(); !i.IsProven() && !i.Unknown {
+	if i := s.Flow(v.FlowRoles()).Independence(); !i.IsProven() && !i.Unknown {
 		v.Config.Notes = append(slices.Clone(v.Config.Notes), fmt.Sprintf("rows_independent is true, but "+
 			"rows depend on one another, so that answers change with what is split and merged: %s",
 			i.Reason))

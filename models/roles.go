@@ -77,8 +77,8 @@ func (v *Version) useRoles(r roles.Roles, inferred bool) (err error) {
 	return nil
 }
 
-// flowRoles returns the roles of inputs as the graph's dimensions are followed by; nil: by shape.
-func (v *Version) flowRoles() map[string]onnx.Role {
+// FlowRoles returns the roles of inputs as the graph's dimensions are followed by; nil: by shape.
+func (v *Version) FlowRoles() map[string]onnx.Role {
 	if v.Roles == nil {
 		return nil
 	}

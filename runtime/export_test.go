@@ -1,8 +1,10 @@
 package runtime
 
 import (
+	"context"
 	"time"
 
+	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/runtime/lane"
 )
 
@@ -52,3 +54,11 @@ func GraphTimes(m Model) map[int]time.Duration {
 	}
 	return times
 }
+
+// RunJoined runs queries as one.
+func RunJoined(ctx context.Context, m Model, queries [][]tensor.Tensor) (*Result, error) {
+	return m.(joiningModel).runJoined(ctx, queries)
+}
+
+// IsCut reports whether what depends on users runs once for each of them.
+func IsCut(m Model) bool { return m.(*session).cut != nil }

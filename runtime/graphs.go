@@ -25,6 +25,7 @@ import (
 	"github.com/muster-serve/muster/models/onnx"
 	"github.com/muster-serve/muster/runtime/internal/cuda"
 	"github.com/muster-serve/muster/runtime/internal/ortapi"
+	"github.com/muster-serve/muster/runtime/kernels"
 )
 
 const (
@@ -232,7 +233,8 @@ func (o *ONNX) withTablesOffCard(v *models.Version, signature *onnx.Signature, t
 	if o.card == nil || !errors.As(deviceError(failure), &device) || !device.Memory {
 		return nil
 	}
-	s := o.withKernels(v, signature, t, common, inputs, outputs)
+	k, err := kernels.Rewrite(v.Path, signature, t.count)
+	s := o.withKernels(k, err, v, t, common, inputs, outputs)
 	if s != nil {
 		o.log.Warn("the tables stay in the machine's memory: the card has no room for them",
 			"model", v.String())

@@ -193,20 +193,54 @@ func (g *drawnGraph) draw() {
 	}
 }
 
-// drawGraph returns a random graph of inputs "x" [rows, 4] and "s" [rows, 3, 4].
-func drawGraph(seed uint64) *drawnGraph {
+// drawGraph returns a random graph of inputs "x" [rows, 4] and "s" [rows, 3, 4] and, with users, of
+// "user_x" and "user_s" beside them.
+func drawGraph(seed uint64, users bool) *drawnGraph {
 	g := &drawnGraph{Rand: rand.New(rand.NewPCG(seed, 7))}
 	g.model = onnx.Model{Name: "drawn", Inputs: []onnx.Port{
 		{Name: "x", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 4}},
 		{Name: "s", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 3, 4}},
 	}}
+	if users {
+		for _, p := range g.model.Inputs {
+			p.Name = "user_" + p.Name
+			g.model.Inputs = append(g.model.Inputs, p)
+		}
+	}
 	for _, p := range g.model.Inputs {
 		g.pool = append(g.pool, drawnValue{p.Name, false, p.Shape[1:]})
 	}
-	for n := 2 + g.IntN(4); n > 0 || len(g.pool) == 2; n-- {
+	least := 2
+	if users {
+		least = 5
+	}
+	for n := least + g.IntN(4); n > 0 || len(g.pool) == len(g.model.Inputs); n-- {
 		g.draw()
 	}
 	y := g.pool[len(g.pool)-1]
+	if users { // columns of both, which a product joins
+		columns := []string{y.name}
+		width := y.dims[len(y.dims)-1]
+		for _, v := range g.pool[:len(g.pool)-1] {
+			last := len(v.dims) - 1
+			if len(v.dims) == len(y.dims) && slices.Equal(v.dims[:last], y.dims[:last]) &&
+				!v.single && !y.single {
+				columns = append(columns, v.name)
+				width += v.dims[last]
+			}
+		}
+		joined := g.node("Concat", attributes("axis", int64(-1)), columns...)
+		if g.IntN(3) == 0 {
+			joined = g.node("Relu", nil, joined)
+		}
+		y.name = g.node("MatMul", nil, joined, g.weight(width, 4))
+		if len(y.dims) == 1 && g.IntN(2) == 0 {
+			g.model.Nodes = g.model.Nodes[:len(g.model.Nodes)-1]
+			y.name = g.node("Gemm", attributes("transB", int64(1), "alpha", float32(.5)), joined,
+				g.weight(4, width), g.weight(4))
+		}
+		y.dims = append(slices.Clone(y.dims[:len(y.dims)-1]), 4)
+	}
 	shape := append([]int64{onnx.Dynamic}, y.dims...)
 	g.node("Identity", nil, y.name)
 	g.model.Nodes[len(g.model.Nodes)-1].Outputs[0] = "y"
@@ -305,7 +339,7 @@ func TestProofOfIndependence(t *testing.T) {
 	proven, independent, mixing := 0, 0, 0
 	const all = 400
 	for seed := range uint64(all) {
-		g := drawGraph(seed)
+		g := drawGraph(seed, false)
 		path := filepath.Join(t.TempDir(), "model.onnx")
 		if err := os.WriteFile(path, g.model.Marshal(), 0o644); err != nil {
 			t.Fatal(err)

@@ -20,6 +20,7 @@ import (
 
 	ort "github.com/yalue/onnxruntime_go"
 
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/onnx"
@@ -95,6 +96,8 @@ type session struct {
 	// thread is what calls ort on a card; nil: whoever has a query. For each thread that calls it
 	// ort has handles of CUDA's libraries, which take some 100 MB of the card.
 	thread *thread
+	// cut is of a model whose users' part runs once for each user; nil: there is none.
+	cut *userCut
 	// single is the same version with sessions of one thread, for [Lanes] to run several queries at
 	// a time; nil: none.
 	single *session
@@ -299,7 +302,7 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 		if _, ok := elementTypes[in.DataType]; !ok {
 			return nil, fmt.Errorf("input %q has unknown data type %q", in.Name, in.DataType)
 		}
-		if in.DataType == tensor.Bytes || !in.HasRows() || in.Optional {
+		if in.DataType == tensor.Bytes || !in.HasRows() && in.Role != roles.User || in.Optional {
 			s.pieces = false
 		}
 	}
@@ -322,27 +325,75 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 		return nil, fmt.Errorf("has %d inputs and %d outputs: want at least one of each",
 			len(inputs), len(outputs))
 	}
-	switch {
-	case o.kernels:
-		s.ort = o.withKernels(v, signature, t, common, inputs, outputs)
-	case o.info.Provider == CUDA:
-		if err := o.withGraphs(ctx, s, v, common, inputs, outputs); err != nil {
-			return nil, err
-		}
+	var err error
+	var cut *onnx.Graph
+	if cut, s.cut = o.cutUsers(v, common != nil); cut != nil {
+		inputs = append(inputs, onnx.RowToUser)
+		s.ort, err = o.cutSession(v, cut, t, common, inputs, outputs)
+	} else {
+		s.pieces = s.pieces && (v.Roles == nil || !v.Roles.HasUsers())
+		s.ort, err = o.wholeSession(ctx, s, v, signature, common, inputs, outputs)
 	}
-	if s.ort == nil {
-		var err error
-		if s.ort, err = o.plainSession(v, t, common, inputs, outputs, nil); err != nil {
-			if s.ort = o.withTablesOffCard(v, signature, t, common, inputs, outputs,
-				err); s.ort == nil {
-				return nil, err
-			}
-		}
+	if err != nil {
+		return nil, err
 	}
 	if o.info.Provider == CUDA && s.graphs == nil {
 		s.thread = newThread()
 	}
 	s.runs.New = func() any { return newRun(s) }
+	return s, nil
+}
+
+// wholeSession creates the session of a version's whole graph. It may set s.graphs.
+func (o *ONNX) wholeSession(ctx context.Context, s *session, v *models.Version,
+	signature *onnx.Signature, common sharedTensors, inputs, outputs []string) (
+	*ort.DynamicAdvancedSession, error) {
+	switch {
+	case o.kernels:
+		k, err := kernels.Rewrite(v.Path, signature, s.threads.count)
+		s.ort = o.withKernels(k, err, v, s.threads, common, inputs, outputs)
+	case o.info.Provider == CUDA:
+		if err := o.withGraphs(ctx, s, v, common, inputs, outputs); err != nil {
+			return nil, err
+		}
+	}
+	if s.ort != nil {
+		return s.ort, nil
+	}
+	plain, err := o.plainSession(v, s.threads, common, inputs, outputs, nil)
+	if err != nil {
+		if s := o.withTablesOffCard(v, signature, s.threads, common, inputs, outputs, err); s != nil {
+			return s, nil
+		}
+	}
+	return plain, err
+}
+
+// cutSession creates the session of a version's graph that is cut.
+func (o *ONNX) cutSession(v *models.Version, cut *onnx.Graph, t threads, common sharedTensors,
+	inputs, outputs []string) (*ort.DynamicAdvancedSession, error) {
+	model, err := cut.Marshal()
+	if err != nil {
+		return nil, err
+	}
+	if o.kernels {
+		k, err := kernels.RewriteGraph(cut, t.count)
+		if s := o.withKernels(k, err, v, t, common, inputs, outputs); s != nil {
+			return s, nil
+		}
+	}
+	opts, err := o.sessionOptions(v, t, nil)
+	if err != nil {
+		return nil, fmt.Errorf("set session options: %w", err)
+	}
+	defer opts.Destroy()
+	if err := common.add(opts); err != nil {
+		return nil, err
+	}
+	s, err := sessionOf(model, v, inputs, outputs, opts)
+	if err != nil {
+		return nil, localeError(trim(err))
+	}
 	return s, nil
 }
 
@@ -457,16 +508,15 @@ func sessionOf(model []byte, v *models.Version, inputs, outputs []string,
 	return ort.NewDynamicAdvancedSessionWithONNXData(model, inputs, outputs, opts)
 }
 
-// withKernels creates a session that looks up rows of tables with package kernels. It returns
-// nil if the model has no such lookups, or if they do not give what the standard operators
-// do, and logs why.
-func (o *ONNX) withKernels(v *models.Version, signature *onnx.Signature, t threads,
+// withKernels creates the session of k, a model rewritten to look up rows of tables with package
+// kernels; err says why it could not be. It returns nil if the model has no such lookups, or if
+// they do not give what the standard operators do, and logs why.
+func (o *ONNX) withKernels(k *kernels.Rewritten, err error, v *models.Version, t threads,
 	common sharedTensors, inputs, outputs []string) *ort.DynamicAdvancedSession {
 	log := o.log.With("model", v.String())
 	if common != nil { // the first session has said it
 		log = slog.New(slog.DiscardHandler)
 	}
-	k, err := kernels.Rewrite(v.Path, signature, t.count)
 	if err == nil && k.Model == nil {
 		if len(k.Left) > 0 {
 			log.Info("ONNX Runtime's operators do the lookups", "reason", k.Reason())
@@ -630,6 +680,9 @@ func (s *session) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, err
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	if s.cut != nil {
+		return s.runUsers(ctx, [][]tensor.Tensor{s.withDefaults(inputs)})
+	}
 	batch, err := checkInputs(s.inputs, inputs, s.batchless)
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", s.name, err)
@@ -638,10 +691,13 @@ func (s *session) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, err
 }
 
 // canJoin implements [joiningModel].
-func (s *session) canJoin() bool { return s.graphs != nil }
+func (s *session) canJoin() bool { return s.graphs != nil || s.cut != nil }
 
 // runJoined implements [joiningModel].
 func (s *session) runJoined(ctx context.Context, queries [][]tensor.Tensor) (*Result, error) {
+	if s.cut != nil {
+		return s.runUsers(ctx, queries)
+	}
 	batch := 0
 	for _, inputs := range queries {
 		n, err := checkInputs(s.inputs, inputs, s.batchless)
@@ -656,12 +712,17 @@ func (s *session) runJoined(ctx context.Context, queries [][]tensor.Tensor) (*Re
 // run runs one query or, if joined is not nil, several as one.
 func (s *session) run(ctx context.Context, inputs []tensor.Tensor, joined [][]tensor.Tensor,
 	batch int) (*Result, error) {
+	return s.finish(ctx, s.runs.Get().(*run), inputs, joined, batch)
+}
+
+// finish is run with the run's memory.
+func (s *session) finish(ctx context.Context, r *run, inputs []tensor.Tensor,
+	joined [][]tensor.Tensor, batch int) (*Result, error) {
 	s.closing.RLock()
 	defer s.closing.RUnlock()
 	if s.ort == nil {
 		return nil, ErrClosed
 	}
-	r := s.runs.Get().(*run)
 	start := time.Now()
 	if err := r.executeQuery(ctx, inputs, joined, batch); err != nil {
 		r.recycleRun()
@@ -682,9 +743,12 @@ type run struct {
 	block   []byte    // data of the outputs whose shapes are known before the run
 	copies  [][]byte  // of misaligned inputs, by input
 	in, out []ort.Value
+	index   []int64            // of the user of each row, if the graph is cut
 	alone   [1][]tensor.Tensor // the query's inputs
 	shape   []int64            // scratch
-	pinner  goruntime.Pinner
+	// indexData is scratch: the part of index that a call gets.
+	indexData []byte
+	pinner    goruntime.Pinner
 }
 
 func newRun(s *session) *run {
@@ -695,6 +759,9 @@ func newRun(s *session) *run {
 		copies:  make([][]byte, len(s.inputs)),
 		in:      make([]ort.Value, len(s.inputs)),
 		out:     make([]ort.Value, len(s.outputs)),
+	}
+	if s.cut != nil {
+		r.in = append(r.in, nil)
 	}
 	for i, out := range s.outputs {
 		r.shapes[i] = append([]int64(nil), out.Shape...)
@@ -874,7 +941,9 @@ func (r *run) runRows(inputs []tensor.Tensor, batch, row, rows int,
 			r.in[i], err = newStrings(in)
 		} else {
 			data, first := in.Data, firstOf(in.Shape)
-			if rows < batch {
+			if r.s.cut != nil && r.s.cut.isUser[i] {
+				data, first = r.userRows(in, batch, row, rows)
+			} else if rows < batch {
 				first = int64(rows)
 				stride := len(in.Data) / max(batch, 1)
 				data = data[row*stride : (row+rows)*stride]
@@ -884,6 +953,11 @@ func (r *run) runRows(inputs []tensor.Tensor, batch, row, rows int,
 		}
 		if err != nil {
 			return fmt.Errorf("input %q: %w", in.Name, err)
+		}
+	}
+	if r.s.cut != nil {
+		if r.in[len(inputs)], err = r.newIndex(row, rows); err != nil {
+			return fmt.Errorf("input %q: %w", onnx.RowToUser, err)
 		}
 	}
 	allocate := r.s.allocate.Load()

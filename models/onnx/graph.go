@@ -95,6 +95,21 @@ func ReadGraph(path string) (*Graph, error) {
 	return g, nil
 }
 
+// Reread returns the graph as it is after changes, as if it had been written into the same folder
+// and read.
+func (g *Graph) Reread() (*Graph, error) {
+	b, err := g.Marshal()
+	if err != nil {
+		return nil, err
+	}
+	s, err := read(message{source: &source{r: bytes.NewReader(b)}, end: int64(len(b))})
+	if err != nil {
+		return nil, err
+	}
+	again := &Graph{Signature: s, dir: g.dir, names: map[string]bool{}}
+	return again, again.parse(b)
+}
+
 func (g *Graph) read(path string) error {
 	f, info, err := files.Open(path)
 	if err != nil {
@@ -108,6 +123,11 @@ func (g *Graph) read(path string) error {
 	if _, err := io.ReadFull(f, b); err != nil {
 		return err
 	}
+	return g.parse(b)
+}
+
+// parse reads the model file with the contents b, which the graph keeps.
+func (g *Graph) parse(b []byte) (err error) {
 	if g.model, err = split(b); err != nil {
 		return err
 	}

@@ -36,12 +36,17 @@ func Rewrite(path string, s *onnx.Signature, threads int) (*Rewritten, error) {
 			!s.Operators["Loop"] {
 		return &Rewritten{}, nil
 	}
-	if _, ok := s.Domains[domain]; ok {
-		return &Rewritten{Left: []string{"the model has operators of domain " + domain}}, nil
-	}
 	g, err := onnx.ReadGraph(path)
 	if err != nil {
 		return nil, err
+	}
+	return RewriteGraph(g, threads)
+}
+
+// RewriteGraph is Rewrite of a graph that was read and not changed. It changes it.
+func RewriteGraph(g *onnx.Graph, threads int) (*Rewritten, error) {
+	if _, ok := g.Signature.Domains[domain]; ok {
+		return &Rewritten{Left: []string{"the model has operators of domain " + domain}}, nil
 	}
 	m := newMatcher(g)
 	groups, err := m.findGroups()
