@@ -19,7 +19,7 @@ import (
 // A userCut is of a session whose graph is cut: what depends on users alone runs once for each of
 // them; see onnx.Graph.CutUsers.
 type userCut struct {
-	isUser []bool // by input
+	isUser, isRow []bool // by input; one that is neither belongs to the query as a whole
 }
 
 // cutUsers returns the graph of a version cut in two, and what its runs need to know; nil if the
@@ -35,10 +35,10 @@ func (o *ONNX) cutUsers(v *models.Version, quiet bool) (*onnx.Graph, *userCut) {
 		o.log.Info("inputs of users are repeated for each row", "model", v.String(), "reason", err)
 		return nil, nil
 	}
-	cut := &userCut{isUser: make([]bool, len(v.Inputs))}
+	cut := &userCut{isUser: make([]bool, len(v.Inputs)), isRow: make([]bool, len(v.Inputs))}
 	for i := range v.Inputs {
 		p := &v.Inputs[i]
-		cut.isUser[i] = p.Role == roles.User
+		cut.isUser[i], cut.isRow[i] = p.Role == roles.User, p.HasRows()
 		if slices.ContainsFunc(v.Outputs, func(out models.Port) bool {
 			return out.Name == p.Name
 		}) {
@@ -105,6 +105,9 @@ func (c *userCut) joinQueries(queries [][]tensor.Tensor, rows []int, index []int
 		users += n
 	}
 	for i := range joined {
+		if !c.isUser[i] && !c.isRow[i] {
+			continue // queries with such an input are not merged
+		}
 		in := &joined[i]
 		first := 0
 		for _, inputs := range queries {

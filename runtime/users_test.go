@@ -190,6 +190,40 @@ func dividesProducts(t *testing.T, v *models.Version) bool {
 	})
 }
 
+// TestUserBesideScalar: what belongs to the query as a whole is left as it is.
+func TestUserBesideScalar(t *testing.T) {
+	port := func(name string, shape ...int64) onnx.Port {
+		return onnx.Port{Name: name, DataType: tensor.FP32, Shape: shape}
+	}
+	m := &onnx.Model{
+		Inputs: []onnx.Port{
+			port("x", onnx.Dynamic, 2), port("user_x", onnx.Dynamic, 2), port("scale"),
+		},
+		Outputs: []onnx.Port{port("y", onnx.Dynamic, 2)},
+		Nodes: []onnx.Node{
+			{Op: "Add", Name: "sum", Inputs: []string{"x", "user_x"}, Outputs: []string{"sum"}},
+			{Op: "Mul", Name: "y", Inputs: []string{"sum", "scale"}, Outputs: []string{"y"}},
+		},
+	}
+	m.Inputs[2].Shape = []int64{}
+	v, _ := withUsers(t, write(t, m, nil))
+	v.Inputs[2].Role = roles.Query
+	r := *v.Roles
+	r.Inputs = slices.Clone(r.Inputs)
+	r.Inputs[2].Role = roles.Query
+	v.Roles = must(roles.New(r))
+	cut := load(t, runtimetest.Open(t), v)
+	if !runtime.IsCut(cut) {
+		t.Fatal("the graph is not cut")
+	}
+	got := scoresOf(t, cut, []tensor.Tensor{
+		must(tensor.Of("x", []float32{1, 2, 3, 4}, 2, 2)),
+		must(tensor.Of("user_x", []float32{10, 20}, 1, 2)),
+		{Name: "scale", DataType: tensor.FP32, Shape: []int64{}, Data: floats(2)},
+	})
+	checkScores(t, "once", got, []float32{22, 44, 26, 48})
+}
+
 // TestRankersOfOneUser: rankers give the same scores for a user that is sent once, one that is
 // repeated for each candidate, and several users in one run, as their whole graph does.
 func TestRankersOfOneUser(t *testing.T) {
