@@ -38,6 +38,7 @@ import (
 	"github.com/muster-serve/muster/gossip"
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/dirlock"
 	"github.com/muster-serve/muster/models/store"
 	"github.com/muster-serve/muster/profiles"
@@ -97,7 +98,8 @@ type Agent struct {
 	guard      *secure.Guard
 	server     *serve.Server
 
-	stateless bool          // nothing can be written to the state directory
+	stateless bool // nothing can be written to the state directory
+	onReady   func(Addresses, []models.Status)
 	display   string        // the display name; set by Run
 	stateLock *os.File      // the lock of the state directory; nil: there is none
 	listening chan struct{} // closed when addresses is set
@@ -157,6 +159,10 @@ func New(config Config, logger *slog.Logger) (*Agent, error) {
 // a tracer of p. Without Trace the agent forwards a query's trace context unchanged. It must be
 // called before Run.
 func (a *Agent) Trace(p trace.TracerProvider) { a.tracer = p.Tracer(tracing.Scope) }
+
+// OnReady has f called once, when the agent has loaded what it can at first: with its addresses and
+// what became of each version. It must be called before Run, and f must return soon.
+func (a *Agent) OnReady(f func(Addresses, []models.Status)) { a.onReady = f }
 
 // Name is the agent's name, unique in its fleet: the host's name and a random suffix. It is set by
 // New and never changes.
@@ -563,6 +569,9 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 		case <-a.worker.Settled():
 			a.server.Settle()
 			a.members.SelfChanged() // it is ready
+			if a.onReady != nil {
+				a.onReady(a.addresses, a.worker.Repository().Index())
+			}
 			if !a.host.Draining() {
 				a.log.Info("ready", "may_lead", a.electionRole() != election.Never, eventKey,
 					"ready")

@@ -17,6 +17,8 @@ import (
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/cmd/muster/internal/fleetcmd"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
+	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/store/remote"
 )
 
@@ -50,7 +52,13 @@ signals are ignored, and the agent serves on if nobody reads its log.`,
 			if err != nil {
 				return err
 			}
-			err = settings.run(cmd.Context(), slog.New(handler))
+			var greet func(agent.Addresses, []models.Status)
+			if terminal.IsTerminal(cmd.ErrOrStderr()) {
+				greet = func(at agent.Addresses, index []models.Status) {
+					fmt.Fprint(cmd.ErrOrStderr(), settings.greeting(at, index))
+				}
+			}
+			err = settings.run(cmd.Context(), slog.New(handler), greet)
 			if errors.Is(err, agent.ErrRestart) {
 				return restart()
 			}
@@ -68,8 +76,9 @@ signals are ignored, and the agent serves on if nobody reads its log.`,
 	return cmd
 }
 
-// run runs the agent until it has drained.
-func (s *agentSettings) run(ctx context.Context, log *slog.Logger) error {
+// run runs the agent until it has drained. greet, if it is not nil, is called once the agent serves.
+func (s *agentSettings) run(ctx context.Context, log *slog.Logger,
+	greet func(agent.Addresses, []models.Status)) error {
 	defer serveOnWithoutReaders(log)()
 	a, err := agent.New(s.Config, log)
 	if err != nil {
@@ -85,6 +94,9 @@ func (s *agentSettings) run(ctx context.Context, log *slog.Logger) error {
 	defer flush()
 	if provider != nil {
 		a.Trace(provider)
+	}
+	if greet != nil {
+		a.OnReady(greet)
 	}
 	a.OpenStore(remote.Open)
 	a.Rent(fleetcmd.Find, func(p *policy.Policy, join string) (cloud.Provider, error) {
