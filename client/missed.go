@@ -247,8 +247,8 @@ type standstills struct {
 	busy time.Duration // when there was a query last
 }
 
-// While there is no query the timer goes on for watchIdle, each idleWatch: a client that stands still
-// has often just got its last answer. Chosen: ten wake-ups after a query cost nothing.
+// While there is no query the timer goes on for watchIdle, each idleWatch: a client that stands
+// still has often just got its last answer. Chosen: ten wake-ups after a query cost nothing.
 const watchIdle, idleWatch = time.Second, 100 * time.Millisecond
 
 // goesOn reports whether the timer goes on without a query, and then notes when it is to fire.

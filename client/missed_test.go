@@ -72,8 +72,8 @@ func TestFill(t *testing.T) {
 	}
 }
 
-// TestStandstills: a timer that fires late means that the process stood still, and what it then sends
-// at once waits because of that.
+// TestStandstills: a timer that fires late means that the process stood still, and what it then
+// sends at once waits because of that.
 func TestStandstills(t *testing.T) {
 	s := &standstills{}
 	at := func(due, now time.Duration) { s.due = due; s.noteTimer(now) }

@@ -17,8 +17,8 @@ import (
 )
 
 // A runBaseline is how long runs of a model take when nothing hinders them, by the powers of two of
-// batch sizes. It follows what is faster soon, and what is slower so slowly that a cause which lasts
-// for minutes still shows: profiles, which the leader plans by, follow within seconds.
+// batch sizes. It follows what is faster soon, and what is slower so slowly that a cause which
+// lasts for minutes still shows: profiles, which the leader plans by, follow within seconds.
 type runBaseline struct {
 	mu   sync.Mutex
 	mean [18]time.Duration
@@ -54,8 +54,8 @@ type runSeconds struct {
 	ring [runWindow]runSecond
 }
 
-// runWindow is how many seconds count. Chosen: a queue that makes queries late has grown in about as
-// long.
+// runWindow is how many seconds count. Chosen: a queue that makes queries late has grown in about
+// as long.
 const runWindow = 5
 
 type runSecond struct {
@@ -115,8 +115,8 @@ const roomAbove = 0.85
 // minLoss is the share of runs' time that is worth laying a wait to.
 const minLoss = 0.1
 
-// divideWait divides a wait for a lane: what made the runs before it long takes the wait, if without
-// that the lanes would have had room; else its share. It is pure.
+// divideWait divides a wait for a lane: what made the runs before it long takes the wait, if
+// without that the lanes would have had room; else its share. It is pure.
 func divideWait(parts *[lateness.Components]time.Duration, wait time.Duration, recent *runSecond,
 	lanes int) {
 	lost := time.Duration(0)
@@ -201,8 +201,8 @@ func (w *Worker) noteRun(model *LoadedModel, batchSize int, result *runtime.Resu
 	return parts
 }
 
-// spentOn divides the time since an attempt or a query arrived here: it took receive to come in, and
-// has run, or has waited in vain.
+// spentOn divides the time since an attempt or a query arrived here: it took receive to come in,
+// and has run, or has waited in vain.
 func (w *Worker) spentOn(ran *executedRun, cut, receive, within time.Duration,
 	now time.Time) (parts [lateness.Components]time.Duration) {
 	recent := w.measurer.recent.sum(now)

@@ -69,9 +69,9 @@ func OfReason(reason string) Cause {
 	return Internal
 }
 
-// CauseOfFailure is the cause of a query that failed for a reason and has the record r, which may be
-// nil. A query whose time was over, or that was refused because it would be late, has the cause that
-// its components say, if they are of a late query.
+// CauseOfFailure is the cause of a query that failed for a reason and has the record r, which may
+// be nil. A query whose time was over, or that was refused because it would be late, has the cause
+// that its components say, if they are of a late query.
 func CauseOfFailure(reason string, r *Record) Cause {
 	c := OfReason(reason)
 	if r == nil {

@@ -47,8 +47,8 @@ func TestCause(t *testing.T) {
 }
 
 // TestCauseProperty: of records drawn at random, the components add up to the total, also after
-// moves; without the component that the cause names, the query would have been in time, and no other
-// that would do is larger; Several means that none would do.
+// moves; without the component that the cause names, the query would have been in time, and no
+// other that would do is larger; Several means that none would do.
 func TestCauseProperty(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 59))
 	seen := map[Cause]int{}
@@ -128,7 +128,8 @@ func TestParts(t *testing.T) {
 			t.Errorf("%x: got %v, want an error", bad, got)
 		}
 	}
-	if got, _ := ReadParts([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}); got[0] != maxPart {
+	huge := []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}
+	if got, _ := ReadParts(huge); got[0] != maxPart {
 		t.Errorf("got %v, want it bounded", got[0])
 	}
 }

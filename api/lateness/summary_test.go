@@ -10,8 +10,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden file")
 
-// TestTexts: the sentence, the evidence and the remedy of each cause, with and without an agent, are
-// those of the golden file.
+// TestTexts: the sentence, the evidence and the remedy of each cause, with and without an agent,
+// are those of the golden file.
 func TestTexts(t *testing.T) {
 	var b strings.Builder
 	for _, c := range All {
@@ -91,7 +91,8 @@ func TestWindow(t *testing.T) {
 		}
 	}
 	for i := range 10_000 {
-		w.Miss(now, Key{Model: strings.Repeat("m", i), Cause: CPU, Agent: strings.Repeat("a", i)}, Sum{1, 0})
+		name := strings.Repeat("a", i)
+		w.Miss(now, Key{Model: name, Cause: CPU, Agent: name}, Sum{1, 0})
 		w.End(now, strings.Repeat("m", i), 1)
 	}
 	s := w.slotAt(now)

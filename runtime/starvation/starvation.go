@@ -2,7 +2,6 @@ package starvation
 
 import (
 	"io/fs"
-	"path"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,14 +29,15 @@ type Totals struct {
 	MajorFaults uint64        // pages that were read from disk
 }
 
-// Lost is what a process did not get in some time, as shares of it in [0, 1] that add up to 1 at most.
+// Lost is what a process did not get in some time, as shares of it in [0, 1] that add up to 1 at
+// most.
 type Lost struct {
 	CPU, Throttled float64
 	MajorFaults    uint64
 }
 
-// A Meter keeps samples of this process. It owns one goroutine, that of Run. Its other methods may be
-// called concurrently.
+// A Meter keeps samples of this process. It owns one goroutine, that of Run. Its other methods may
+// be called concurrently.
 type Meter struct {
 	root fs.FS
 	cpus int
@@ -150,27 +150,10 @@ func (t *Totals) Since(before *Totals, cpus int) Lost {
 
 // read reads the totals; what cannot be read is 0.
 func read(root fs.FS) (t Totals) {
-	tasks, _ := fs.ReadDir(root, "proc/self/task")
-	for _, task := range tasks {
-		text, err := fs.ReadFile(root, path.Join("proc/self/task", task.Name(), "schedstat"))
-		if err != nil {
-			continue // it has just ended
-		}
-		fields := strings.Fields(string(text))
-		if len(fields) < 2 {
-			continue
-		}
-		t.Ran += nanoseconds(fields[0])
-		t.Waited += nanoseconds(fields[1])
-	}
+	t.Ran, t.Waited, _ = cgroup.ThreadTimes(root)
 	t.Throttled = cgroup.Throttled(root)
 	t.MajorFaults = majorFaults(root)
 	return t
-}
-
-func nanoseconds(text string) time.Duration {
-	n, _ := strconv.ParseInt(text, 10, 64)
-	return time.Duration(n)
 }
 
 // majorFaults returns the field majflt of /proc/self/stat, which is of all threads.
