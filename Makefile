@@ -9,7 +9,7 @@ FUZZTIME ?= 1m
 export GOFLAGS ?= -gcflags=all=-dwarf=false
 
 .PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance corpus \
-	examples dashboard-test scenarios chaos moto stores bench packages image \
+	examples dashboard-test scenarios causes chaos moto stores bench packages image \
 	container chart test-packages vulncheck generate reference notice \
 	nightly onnxruntime clean
 
@@ -94,6 +94,11 @@ dashboard-test: build
 FLEET = go test -trimpath -vet=off -tags fleet -count=1 -v ./scripts/test/fleet
 scenarios: build
 	@$(FLEET) -short -parallel 4 -timeout 20m
+
+# Whether `muster why` names the causes of lateness that are seeded; CAUSES_FLAGS="-rounds 10" for the
+# full form, on a quiet machine.
+causes: build
+	@go test -trimpath -vet=off -tags fleet -count=1 -v -timeout 60m ./scripts/test/causes $(CAUSES_FLAGS)
 
 # The scenario of chaos: all of that at random, for ten minutes; CHAOS_FLAGS="-for 1m" for less.
 chaos: build

@@ -3,6 +3,7 @@
 package causes
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,7 +29,7 @@ import (
 var (
 	musterFile = flag.String("muster", "bin/muster", "the binary to test")
 	workFolder = flag.String("dir", "build/causes", "directory for models, state and logs")
-	causeList  = flag.String("causes", "", "which causes to seed, by name, with commas; all by default")
+	causeList  = flag.String("causes", "", "causes to seed, by name, with commas; all by default")
 	roundCount = flag.Int("rounds", 1, "how many rounds of each cause")
 )
 
@@ -42,7 +43,9 @@ type seed struct {
 	also  []string // for two at once: causes, one of which must be among the first two
 	agent int      // whose name must stand beside it; less than 0: none's
 	short bool     // it needs no quiet machine
-	fleet fleet
+	// minLate is how many late queries an answer must rest on; 0: 5.
+	minLate uint64
+	fleet   fleet
 	// begin brings the cause about, until the function that it returns is called.
 	begin func(r *round) (end func(), err error)
 }
@@ -57,7 +60,6 @@ type fleet struct {
 	args     func(i int, r *round) []string
 	plain    bool // clients ask the first agent alone
 	process  bool // the client is `muster bench`
-	lateArgs []string
 }
 
 // A round is one round of one cause.
@@ -100,7 +102,8 @@ func TestCauses(t *testing.T) {
 		wanted = strings.Split(*causeList, ",")
 	}
 	for _, s := range seeds() {
-		if wanted != nil && !slices.Contains(wanted, s.name) || wanted == nil && testing.Short() && !s.short {
+		if wanted != nil && !slices.Contains(wanted, s.name) ||
+			wanted == nil && testing.Short() && !s.short {
 			continue
 		}
 		named, quiet, skipped := 0, 0, ""
@@ -190,7 +193,7 @@ func (s *seed) run(t *testing.T, number int) (o outcome) {
 		}
 		last = said
 		// An answer stands once it rests on some queries.
-		if said.Late >= 5 && s.isNamed(r, said) {
+		if said.Late >= cmp.Or(s.minLate, 5) && s.isNamed(r, said) {
 			o.named, o.after = true, time.Since(began)
 			break
 		}
@@ -325,8 +328,8 @@ func (r *round) start(f *fleet) error {
 	return r.load(f, model)
 }
 
-// setTarget rewrites a model.yaml so that it has the target, for 99 % of the queries, and a deadline
-// that no query of a test passes.
+// setTarget rewrites a model.yaml so that it has the target, for 99 % of the queries, and a
+// deadline that no query of a test passes.
 func setTarget(path string, ms int) error {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -21,7 +22,7 @@ import (
 var emulated = fleet{agents: 2, targetMs: 400, batch: 500, rate: 12}
 
 // computing are agents that run the model, each on a CPU of its own.
-var computing = fleet{agents: 2, real: true, targetMs: 500, batch: 500, rate: 6}
+var computing = fleet{agents: 1, real: true, targetMs: 150, batch: 1000, rate: 8}
 
 // seeds are the causes. The second agent is the one that has it.
 func seeds() []seed {
@@ -31,13 +32,19 @@ func seeds() []seed {
 	}
 	return []seed{
 		{
-			name: "hog", want: []string{"cpu"}, agent: 1, fleet: computing,
-			begin: func(r *round) (func(), error) { return r.hog(1, 24) },
+			name: "hog", want: []string{"cpu"}, fleet: computing,
+			begin: func(r *round) (func(), error) { return r.hog(0, 24) },
 		},
 		{
-			name: "quota", want: []string{"throttled"}, agent: 1,
-			fleet: with(computing, func(f *fleet) { f.agents = 2; f.rate = 12 }),
-			begin: func(r *round) (func(), error) { return r.limitCPU(1) },
+			name: "quota", want: []string{"throttled"}, fleet: computing,
+			begin: func(r *round) (func(), error) {
+				calm, err := r.overload(0.75) // more than half
+				if err != nil {
+					return nil, err
+				}
+				end, err := r.limitCPU(0)
+				return func() { calm(); end() }, err
+			},
 		},
 		{
 			name: "overload", want: []string{"lane"}, agent: -1, short: true, fleet: emulated,
@@ -53,7 +60,7 @@ func seeds() []seed {
 		{
 			name: "between", want: []string{"way"}, agent: 1, short: true,
 			fleet: with(emulated, func(f *fleet) {
-				f.plain, f.targetMs, f.args = true, 200, relayed(1)
+				f.plain, f.targetMs, f.rate, f.args = true, 150, 32, relayed(1)
 			}),
 			begin: func(r *round) (func(), error) { return r.delay(80 * time.Millisecond), nil },
 		},
@@ -68,20 +75,19 @@ func seeds() []seed {
 			begin: func(r *round) (func(), error) { return r.unload() },
 		},
 		{
-			name: "takeover", want: []string{"takeover", "host"}, agent: -1, short: true,
-			fleet: with(emulated, func(f *fleet) { f.agents, f.targetMs, f.rate = 3, 150, 30 }),
+			name: "takeover", want: []string{"takeover", "host"}, agent: -1, minLate: 2,
+			fleet: with(emulated, func(f *fleet) { f.agents, f.targetMs, f.rate = 3, 75, 18 }),
 			begin: func(r *round) (func(), error) { return r.killLeaders() },
 		},
 		{
-			name: "hog+way", want: []string{"cpu", "way"}, also: []string{"cpu", "way"}, agent: -1,
-			fleet: with(computing, func(f *fleet) { f.args = relayed(0, 1) }),
+			name: "hog+quota", want: []string{"cpu", "throttled"}, also: []string{"cpu"}, fleet: computing,
 			begin: func(r *round) (func(), error) {
-				end, err := r.hog(1, 24)
+				end, err := r.hog(0, 24)
 				if err != nil {
 					return nil, err
 				}
-				undelay := r.delay(400 * time.Millisecond)
-				return func() { end(); undelay() }, nil
+				limit, err := r.limitCPU(0)
+				return func() { end(); limit() }, err
 			},
 		},
 		{
@@ -191,19 +197,27 @@ func (r *round) killLeaders() (func(), error) {
 			return err
 		}
 		former := leader.Name
+		// As a machine that dies: nobody is told.
+		leader.Signal(syscall.SIGSTOP)
+		if err := harness.Settle(r.ctx, 2*time.Second); err != nil {
+			return err
+		}
 		leader.Kill()
 		if err := r.fleet.Restart(leader); err != nil {
 			return err
 		}
-		_, err = r.fleet.WaitBack(r.ctx, leader, former)
+		leader.Name, err = r.fleet.WaitBack(r.ctx, leader, former)
 		return err
 	}
 	go func() {
+		runtime.LockOSThread() // as TestCauses: it starts agents
 		defer close(ended)
 		for {
-			_ = kill()
+			if err := kill(); err != nil {
+				r.Logf("kill the leader: %v", err)
+			}
 			select {
-			case <-time.After(3 * time.Second):
+			case <-time.After(time.Second):
 			case <-done:
 				return
 			}
