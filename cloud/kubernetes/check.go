@@ -13,9 +13,10 @@ import (
 var rights = []struct {
 	resource string
 	verbs    []string
+	template bool // only to the template
 }{
-	{"pods", []string{"create", "delete", "get", "list", "patch", "watch"}},
-	{"configmaps", []string{"get"}},
+	{"pods", []string{"create", "delete", "get", "list", "patch", "watch"}, false},
+	{"configmaps", []string{"get"}, true},
 }
 
 // Check implements [cloud.Provider]. It asks the API server what this account may do, and has it
@@ -25,7 +26,11 @@ func (p *Provider) Check(ctx context.Context) []cloud.Fault {
 	denied := map[string]bool{}
 	for _, r := range rights {
 		for _, verb := range r.verbs {
-			allowed, why, err := p.client.may(ctx, verb, r.resource)
+			name := ""
+			if r.template {
+				name = p.config.Template
+			}
+			allowed, why, err := p.client.may(ctx, verb, r.resource, name)
 			if err != nil { // nothing else can succeed, and all would say the same
 				return []cloud.Fault{{What: "API server " + p.client.server, Why: err.Error()}}
 			}
@@ -73,8 +78,8 @@ func (p *Provider) Check(ctx context.Context) []cloud.Fault {
 	return faults
 }
 
-// Role is the Role that an account needs that rents, as YAML. namespace may be empty.
-func Role(namespace string) string {
+// Role is the Role that an account needs that rents from a template, as YAML. namespace may be empty.
+func Role(namespace, template string) string {
 	var b strings.Builder
 	b.WriteString("apiVersion: rbac.authorization.k8s.io/v1\nkind: Role\nmetadata:\n" +
 		"  name: muster-rent\n")
@@ -83,7 +88,11 @@ func Role(namespace string) string {
 	}
 	b.WriteString("rules:\n")
 	for _, r := range rights {
-		fmt.Fprintf(&b, "  - {apiGroups: [\"\"], resources: [%s], verbs: [%s]}\n", r.resource,
+		only := ""
+		if r.template {
+			only = fmt.Sprintf("resourceNames: [%s], ", template)
+		}
+		fmt.Fprintf(&b, "  - {apiGroups: [\"\"], resources: [%s], %sverbs: [%s]}\n", r.resource, only,
 			strings.Join(r.verbs, ", "))
 	}
 	return b.String()

@@ -298,8 +298,9 @@ func (c *client) watch(ctx context.Context, resource, labels, version string,
 	}
 }
 
-// may reports whether this account has a right, and why not.
-func (c *client) may(ctx context.Context, verb, resource string) (bool, string, error) {
+// may reports whether this account has a right, to the object with a name if that is not empty, and
+// why not.
+func (c *client) may(ctx context.Context, verb, resource, name string) (bool, string, error) {
 	var answer struct {
 		Status struct {
 			Allowed bool   `json:"allowed"`
@@ -310,7 +311,7 @@ func (c *client) may(ctx context.Context, verb, resource string) (bool, string, 
 		map[string]any{
 			"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview",
 			"spec": map[string]any{"resourceAttributes": map[string]string{
-				"namespace": c.namespace, "verb": verb, "resource": resource,
+				"namespace": c.namespace, "verb": verb, "resource": resource, "name": name,
 			}},
 		}, &answer)
 	return answer.Status.Allowed, answer.Status.Reason, err

@@ -39,6 +39,7 @@ type fakeServer struct {
 	fleets   []string                  // of the events, as label selectors
 	changed  chan struct{}             // closed at the next event
 	refuse   func(r *http.Request) (code int, reason, message string)
+	listed   func()         // is called once, when the next list has been made and not yet sent
 	calls    map[string]int // by verb: list, watch, create, get, patch, delete
 	breaks   []int          // the codes of the errors that the next watches end with
 	denied   map[string]bool
@@ -163,13 +164,15 @@ func (f *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews":
 		var review struct {
 			Spec struct {
-				ResourceAttributes struct{ Verb, Resource string }
+				ResourceAttributes struct{ Verb, Resource, Name string }
 			}
 		}
 		_ = json.NewDecoder(r.Body).Decode(&review)
 		of := review.Spec.ResourceAttributes
 		answer(w, http.StatusCreated, map[string]any{"status": map[string]any{
-			"allowed": !f.denied[of.Verb+" "+of.Resource],
+			// As the chart's Role has it: of ConfigMaps only the template.
+			"allowed": !f.denied[of.Verb+" "+of.Resource] &&
+				(of.Resource != "configmaps" || of.Name == "muster-worker"),
 		}})
 	case r.URL.Path == "/apis/karpenter.sh":
 		answer(w, http.StatusOK, map[string]any{"kind": "APIGroup"})
@@ -189,9 +192,16 @@ func (f *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				items = append(items, f.pods[n])
 			}
 		}
-		answer(w, http.StatusOK, map[string]any{
+		list := map[string]any{
 			"metadata": map[string]any{"resourceVersion": strconv.Itoa(f.version)}, "items": items,
-		})
+		}
+		if do := f.listed; do != nil {
+			f.listed = nil
+			f.mu.Unlock()
+			do()
+			f.mu.Lock()
+		}
+		answer(w, http.StatusOK, list)
 	case r.URL.Path == base+"pods" && r.Method == http.MethodPost:
 		f.create(w, r)
 	case strings.HasPrefix(r.URL.Path, base+"pods/"):

@@ -89,6 +89,7 @@ type Provider struct {
 	fresh   bool   // what is known is what a list or a watch that goes on says
 	pods    map[string]*known
 	gone    map[string]*known // that ended lately and exist no more
+	changes uint64            // of pods
 	short   map[rent.Kind]shortage
 }
 
@@ -98,6 +99,7 @@ type known struct {
 	slot  rent.Slot
 	waits time.Time // since when it finds no node; zero: it does not wait
 	ended time.Time // when its end was seen; zero: it has not ended
+	at    uint64    // the change that it was seen by
 }
 
 // A shortage says why a kind cannot be had, and until when to believe it.
@@ -220,18 +222,25 @@ func (p *Provider) refresh(ctx context.Context) error {
 		} `json:"metadata"`
 		Items []pod `json:"items"`
 	}
+	p.mu.Lock()
+	asked := p.changes
+	p.mu.Unlock()
 	if err := p.client.list(ctx, "pods", p.labels(), &list); err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	// What was seen since the server was asked, such as a pod just made, the list may be too old for.
+	isNewer := func(uid string) bool { return p.pods[uid] != nil && p.pods[uid].at > asked }
 	there := map[string]bool{}
 	for i := range list.Items {
-		p.see(&list.Items[i])
-		there[list.Items[i].Metadata.UID] = true
+		uid := list.Items[i].Metadata.UID
+		if there[uid] = true; !isNewer(uid) {
+			p.see(&list.Items[i])
+		}
 	}
 	for uid := range p.pods {
-		if !there[uid] {
+		if !there[uid] && !isNewer(uid) {
 			p.lose(uid)
 		}
 	}
@@ -276,8 +285,15 @@ func (p *Provider) see(of *pod) *known {
 	if of.state() == rent.Gone && k.ended.IsZero() {
 		k.ended = time.Now()
 	}
-	p.pods[uid] = k
+	p.keep(k)
 	return k
+}
+
+// keep notes what is known of a pod. mu is held.
+func (p *Provider) keep(k *known) {
+	p.changes++
+	k.at = p.changes
+	p.pods[k.Metadata.UID] = k
 }
 
 // lose notes that a pod exists no more. mu is held.
@@ -389,7 +405,7 @@ func (p *Provider) end(ctx context.Context, k *known) error {
 	} else if k.Metadata.DeletionTimestamp == nil {
 		changed, now := *k, time.Now()
 		changed.Metadata.DeletionTimestamp = &now
-		p.pods[k.Metadata.UID] = &changed
+		p.keep(&changed)
 	}
 	return nil
 }
@@ -552,7 +568,7 @@ func (p *Provider) Mark(ctx context.Context, ids ...string) error {
 			changed := *now
 			changed.Metadata.Annotations = maps.Clone(now.Metadata.Annotations)
 			changed.Metadata.Annotations[drainedAnnotation] = "true"
-			p.pods[k.Metadata.UID] = &changed
+			p.keep(&changed)
 		}
 		p.mu.Unlock()
 	}

@@ -322,6 +322,45 @@ func TestCheck(t *testing.T) {
 	check("API server http://127.0.0.1:1")
 }
 
+// TestRole: the Role has the rights that Check asks for, and no others.
+func TestRole(t *testing.T) {
+	const want = `apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata:
+  name: muster-rent
+  namespace: serving
+rules:
+  - {apiGroups: [""], resources: [pods], verbs: [create, delete, get, list, patch, watch]}
+  - {apiGroups: [""], resources: [configmaps], resourceNames: [worker], verbs: [get]}
+`
+	if got := Role("serving", "worker"); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// TestStaleList: a pod that is made while a list is on its way is not taken for one that has ended.
+func TestStaleList(t *testing.T) {
+	f := newFakeServer(t)
+	p := f.provider(nil)
+	for f.count("watch") == 0 { // its own first list is over
+		runtime.Gosched()
+	}
+	f.mu.Lock()
+	f.listed = func() {
+		if _, err := p.Launch(t.Context(), rent.Slot{Kind: kind}, cloud.Spec{}); err != nil {
+			t.Error(err)
+		}
+	}
+	f.mu.Unlock()
+	if err := p.refresh(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	list, err := p.List(t.Context())
+	if err != nil || len(list) != 1 || list[0].State != rent.Pending {
+		t.Errorf("listed %+v, %v, want a pending pod", list, err)
+	}
+}
+
 // TestLabelings: a fleet.yaml may name each labeling, and no others.
 func TestLabelings(t *testing.T) {
 	if got, want := Labelings(), slices.Sorted(slices.Values(policy.NodeLabels())); !slices.Equal(got,

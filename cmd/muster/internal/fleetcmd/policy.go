@@ -39,7 +39,8 @@ and security group. For a fleet on Kubernetes it prints a Role, as YAML.`,
 			return err
 		}
 		if p.Kubernetes != nil {
-			_, err = io.WriteString(cmd.OutOrStdout(), kubernetes.Role(p.Kubernetes.Namespace))
+			_, err = io.WriteString(cmd.OutOrStdout(), kubernetes.Role(p.Kubernetes.Namespace,
+				p.Kubernetes.Template))
 			return err
 		}
 		if p.EC2 == nil {
