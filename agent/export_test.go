@@ -14,14 +14,8 @@ func (i Inside) DrainTimeout() time.Duration {
 // DrainTimes are the delay and the timeout of a drain now.
 func (i Inside) DrainTimes() (delay, timeout time.Duration) { return i.drainTimes() }
 
-// EndIn has the provider say when it takes the machine back; 0: never.
-func (i Inside) EndIn(left time.Duration) {
-	n := &notice{}
-	if left > 0 {
-		n.ends = time.Now().Add(left)
-	}
-	i.ends.Store(n)
-}
+// EndIn has the provider say when it takes the machine back.
+func (i Inside) EndIn(left time.Duration) { i.ends.Store(&notice{ends: time.Now().Add(left)}) }
 
 // NewHeapLimit returns the follower of limits that calls set.
 func NewHeapLimit(set func(int64)) func(limit, foreign int64) {

@@ -3,6 +3,7 @@ package agent_test
 import (
 	"context"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"testing"
@@ -104,12 +105,15 @@ func TestDrainDelay(t *testing.T) {
 func TestDrainDelayOfEndingMachine(t *testing.T) {
 	config := agenttest.Config(t)
 	config.DrainDelay, config.DrainTimeout = time.Minute, time.Minute
-	a := agenttest.Start(t, config, agenttest.Emulated())
+	inner, err := agent.New(config, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := agent.Inside{Agent: inner}
 	a.EndIn(23 * time.Second)
 	delay, timeout := a.DrainTimes()
 	if delay > 5*time.Second || timeout < 14*time.Second || delay+timeout > 20*time.Second {
 		t.Errorf("got a delay of %v and %v to drain, want a quarter of 20 s and the rest", delay,
 			timeout)
 	}
-	a.Config().DrainDelay = 0 // the test does not wait for it
 }
