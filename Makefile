@@ -9,7 +9,7 @@ FUZZTIME ?= 1m
 export GOFLAGS ?= -gcflags=all=-dwarf=false
 
 .PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance corpus \
-	examples dashboard-test scenarios causes chaos moto stores bench packages image \
+	examples docs-commands dashboard-test scenarios causes chaos moto stores bench packages image \
 	container chart test-packages vulncheck generate reference notice \
 	nightly onnxruntime clean
 
@@ -84,6 +84,10 @@ corpus: build
 # Runs examples/: three agents, and a Go client, a Python client and Prometheus's rules against them.
 examples: build
 	@scripts/examples.sh
+
+# Runs the shell blocks of pages of docs as a user would paste them.
+docs-commands: build
+	@go test -trimpath -vet=off -tags fleet -count=1 -v ./scripts/test/docs
 
 # The dashboard's page: in Node, in a real Chromium, and beside a fleet. UPDATE=1 keeps new pictures.
 dashboard-test: build
