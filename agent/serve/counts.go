@@ -54,6 +54,7 @@ func NewCounts(registry prometheus.Registerer, gateway *client.Gateway) *Counts 
 			"Queries of clients that were late, refused or failed, by cause.", "model", "cause"),
 	}
 	c.makeSeries("", 0)
+	c.missed.WithLabelValues("", string(lateness.Lane)) // so that the metric is there
 	registry.MustRegister(c.arrived, c.failures, c.failureSeconds, c.missed)
 	return c
 }
