@@ -161,7 +161,7 @@ var rules = []rule{
 	},
 	{
 		folder:  "leader/fleetplan",
-		imports: []string{"api/names", "leader/internal", "leader/place"},
+		imports: []string{"api/names", "leader/internal", "leader/place", "leader/staffing"},
 		never:   append([]string{"log", "os"}, network...),
 		reason:  "a plan is arithmetic on types, variants and demand",
 	},
@@ -175,7 +175,7 @@ var rules = []rule{
 	},
 	{
 		folder: "leader/place", imports: []string{
-			"api/names", "leader/fleetplan", "leader/internal", "profiles",
+			"api/names", "leader/fleetplan", "leader/internal", "leader/staffing", "profiles",
 		},
 		never:  append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
 		reason: "what agents should hold is arithmetic on types, rates and demand",
@@ -197,12 +197,16 @@ var rules = []rule{
 	},
 	{
 		folder:  "leader/rent/choose",
-		imports: []string{"leader/fleetplan", "leader/plan", "leader/rent", "profiles"},
+		imports: []string{
+			"leader/fleetplan", "leader/plan", "leader/rent", "leader/staffing", "profiles",
+		},
 		never:   append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
 		reason:  "how many of each type to rent is arithmetic on demand and prices",
 	},
 	{
-		folder: "cloud", imports: []string{"api/document", "api/files", "cloud", "leader/rent", "profiles"},
+		folder: "cloud", imports: []string{
+			"api/document", "api/files", "cloud", "leader/rent", "leader/staffing", "profiles",
+		},
 		reason: "renting machines is a matter of a provider's calls; what to rent is decided " +
 			"elsewhere",
 	},

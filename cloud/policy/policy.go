@@ -15,6 +15,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/rent"
 	"github.com/muster-serve/muster/leader/rent/choose"
+	"github.com/muster-serve/muster/leader/staffing"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -103,7 +104,7 @@ type Process struct {
 
 // Default is the policy of a file that has no line on a matter.
 func Default() *Policy {
-	return &Policy{Mode: Advise, Headroom: 1.15, MinInstances: 1, Calm: 5 * time.Minute,
+	return &Policy{Mode: Advise, Headroom: staffing.Headroom, MinInstances: 1, Calm: 5 * time.Minute,
 		Launches: 8, Drains: 0.1, Threshold: 0.05, MaxPool: 0.3}
 }
 

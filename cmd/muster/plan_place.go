@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/cmd/muster/internal/plancmd"
 	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/cmd/muster/internal/variants"
+	"github.com/muster-serve/muster/leader/staffing"
 	"github.com/muster-serve/muster/sim"
 )
 
@@ -45,7 +46,8 @@ func newPlanPlaceCommand() *cobra.Command {
 	o.sim.addFamilies(flags)
 	o.addGoal(flags)
 	o.addEvaluation(flags)
-	flags.Float64Var(&o.headroom, "place-headroom", 1.3, "factor of the rate to plan for")
+	flags.Float64Var(&o.headroom, "place-headroom", staffing.Headroom,
+		"factor of the rate to plan for")
 	flags.Float64Var(&o.leastAccuracy, "min-accuracy", 0,
 		"minimum mean accuracy of the answers, for the cheapest fleet that serves all queries")
 	o.sim.addLoad(flags)

@@ -175,7 +175,7 @@ func TestPlanPlaceText(t *testing.T) {
 // what no fleet is to exceed none does: with more money the plan is no worse than that.
 func TestPlanPlaceLarge(t *testing.T) {
 	last := 0.0
-	for _, budget := range []string{"20", "30", "1e5"} {
+	for _, budget := range []string{"18", "22", "1e5"} {
 		stdout, _, err := execute(t, append([]string{"plan", "place", "--rate", "9000", "--json",
 			"--budget", budget, "--top", "1", "--evaluator", "bound"},
 			strings.Fields(twoFamilies)...)...)

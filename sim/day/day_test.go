@@ -156,6 +156,65 @@ func TestJointIsNotWorse(t *testing.T) {
 	}
 }
 
+// families is the morning of a day of two families of two variants each.
+func families(tb testing.TB, rate float64, fits int) *Config {
+	tb.Helper()
+	c := small(tb, 1)
+	source, types := sim.NewSource(nil), []string{"g4dn.xlarge", "r5n.large"}
+	c.Sim.Models, c.Curves = nil, []*Curve{Daily(), Daily()}
+	for _, of := range []struct {
+		name             string
+		factor, accuracy float64
+		weight           float64
+	}{{"wnd", .4, .985, 1}, {"dien", .5, .97, 2}} {
+		m, err := source.Model(of.name, types, workload.Trace(), 0)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		fast := map[string]match.Latencies{}
+		for name, l := range m.Latencies {
+			fast[name] = latency.Scaled(l, of.factor)
+		}
+		all := m.Latencies
+		m.Name, m.Splits, m.Weight = "for-"+of.name, true, of.weight
+		m.SetVariants([]sim.Variant{{Name: of.name, Accuracy: 1, Latencies: all},
+			{Name: of.name + "-fast", Accuracy: of.accuracy, Latencies: fast}})
+		c.Sim.Models = append(c.Sim.Models, m)
+	}
+	c.Sim.Rate, c.Renting.Speed, c.Renting.Length = rate, 480, 6*time.Hour
+	c.Curves[0].shift, c.Curves[1].shift = 20*time.Hour, 20*time.Hour
+	c.Renting.Choose.Types = map[profiles.InstanceType]choose.Limits{"g4dn.xlarge": {}, "r5n.large": {}}
+	c.Renting.Choose.MaxPrice, c.Renting.Rent.MaxPrice = 20, 20
+	c.Renting.Choose.Calm, c.Renting.Choose.Launches = 5*time.Minute, 8
+	c.Place.Fits = fits
+	return c
+}
+
+// TestFamiliesOfAFleet: where machines have memory for the best variant of each family, or for all
+// variants, a leader that also places them pays no more for them than one that only rents, and its
+// answers are about as many in time and as accurate.
+func TestFamiliesOfAFleet(t *testing.T) {
+	const inTime, dollars, accuracy = .004, .04, .004
+	rates, memories := []float64{600, 900}, []int{2, 4}
+	if testing.Short() {
+		rates, memories = rates[:1], memories[:1]
+	}
+	for _, rate := range rates {
+		alone := mustRun(t, families(t, rate, 2), Renting)
+		for _, fits := range memories {
+			joint := mustRun(t, families(t, rate, fits), Joint)
+			report := t.Logf
+			if joint.InTime < alone.InTime-inTime || joint.Dollars > alone.Dollars*(1+dollars) ||
+				joint.Accuracy < alone.Accuracy-accuracy {
+				report = t.Errorf
+			}
+			report("%v queries/s, %d fit: joint $%.2f, in time %.4f, accuracy %.4f; renting $%.2f, "+
+				"%.4f, %.4f", rate, fits, joint.Dollars, joint.InTime, joint.Accuracy, alone.Dollars,
+				alone.InTime, alone.Accuracy)
+		}
+	}
+}
+
 // TestHistoryDoesNotMatter: after an hour of the same load, what a fleet costs and how accurate it
 // is does not depend on the loads and the leaders of before.
 func TestHistoryDoesNotMatter(t *testing.T) {

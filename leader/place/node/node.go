@@ -12,6 +12,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/place"
+	"github.com/muster-serve/muster/leader/staffing"
 )
 
 // Period is how often [Manager.Step] should be called.
@@ -66,9 +67,9 @@ type agentPeriod struct {
 type modelPeriod struct {
 	answered  int
 	latencies []time.Duration // of the period
-	// Of the runs: a mean over periods, and of the squares. They are forgotten slowly, so that one
-	// quiet period does not leave them unknown.
-	weight, time, square float64
+	// Of the runs: a mean over periods. They are forgotten slowly, so that one quiet period does not
+	// leave them unknown.
+	weight, time float64
 }
 
 // forget is the factor by which each period reduces the weight of earlier runs (EWMA). Chosen:
@@ -94,7 +95,6 @@ func (m *Manager) Answered(name names.AgentName, model string, execution, latenc
 	s.answered++
 	s.weight++
 	s.time += execution.Seconds()
-	s.square += execution.Seconds() * execution.Seconds()
 }
 
 // canMoveLanes reports whether lanes can move between the partitions of a layout.
@@ -162,7 +162,7 @@ func (m *Manager) Step(passed time.Duration, agents []SharedAgent,
 		}
 		for _, s := range a.models {
 			s.answered, s.latencies = 0, s.latencies[:0]
-			s.weight, s.time, s.square = forget*s.weight, forget*s.time, forget*s.square
+			s.weight, s.time = forget*s.weight, forget*s.time
 		}
 	}
 	m.stepped = true
@@ -182,7 +182,7 @@ func (a *agentPeriod) step(x SharedAgent, of map[string]*FamilyLoad, arrivals ma
 		t := &tenants[i]
 		t.Workers, t.Calm = p.Lanes, a.calm[i]
 		var all modelPeriod
-		target, share := math.Inf(1), 0.0
+		target := math.Inf(1)
 		for _, key := range p.Models {
 			model, _ := key.Split()
 			s, f := a.models[model], of[model]
@@ -201,10 +201,9 @@ func (a *agentPeriod) step(x SharedAgent, of map[string]*FamilyLoad, arrivals ma
 			}
 			all.weight += s.weight
 			all.time += s.time
-			all.square += s.square
-			target, share = min(target, f.QoSTarget.Seconds()), max(share, f.Share)
+			target = min(target, f.QoSTarget.Seconds())
 		}
-		t.Profile = all.profileOf(machine.Cores, target, share)
+		t.Profile = all.profileOf(machine.Cores, target)
 	}
 	next, _ := machine.Adjust(tenants)
 	a.calm = [2]int{next[0].Calm, next[1].Calm}
@@ -244,32 +243,22 @@ func tailLatency(latencies []time.Duration, f *FamilyLoad) float64 {
 	return float64(latencies[n]) / float64(f.QoSTarget)
 }
 
-// Bounds of the share of their time in which lanes run. Chosen: outside of them the formula of
-// heavy traffic does not hold, or leaves no room for bursts.
-const minUse, maxUse = 0.5, 0.9
-
-// profileOf returns how many queries/s so many lanes serve within a target, in seconds. In heavy
-// traffic the wait for a lane is about exponential, with the mean of Kingman's formula (Proceedings
-// of the Cambridge Philosophical Society 57, 1961). The lanes are used so much that a share of the
-// queries waits no longer than the target leaves.
-func (s *modelPeriod) profileOf(lanes int, target, share float64) *place.Profile {
+// profileOf returns how many queries/s so many lanes serve safely (package staffing), within a target
+// in seconds.
+func (s *modelPeriod) profileOf(lanes int, target float64) *place.Profile {
 	p := &place.Profile{QPS: make([][]float64, lanes+1)}
 	for w := range p.QPS {
 		p.QPS[w] = []float64{0}
 	}
-	mean, square := target/2, target*target/4 // nothing has run yet
+	mean := target / 2 // nothing has run yet
 	if s.weight > 0 && s.time > 0 {
-		mean, square = s.time/s.weight, s.square/s.weight
+		mean = s.time / s.weight
 	}
 	if math.IsInf(target, 1) || mean <= 0 {
 		return p
 	}
 	for w := 1; w <= lanes; w++ {
-		use := minUse
-		if left := target - mean; left > 0 {
-			use = 1 + math.Log(max(1-share, 1e-6))*square/mean/2/float64(w)/left
-		}
-		p.QPS[w][0] = min(max(use, minUse), maxUse) * float64(w) / mean
+		p.QPS[w][0] = staffing.SafeShare(float64(w)) * float64(w) / mean
 	}
 	return p
 }

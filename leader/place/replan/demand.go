@@ -3,14 +3,16 @@ package replan
 import (
 	"slices"
 	"time"
+
+	"github.com/muster-serve/muster/leader/staffing"
 )
 
 // DemandWindow is the length of the windows in which a [Demand] counts.
 const DemandWindow = time.Second
 
-// demandAlpha is the weight of a window in the moving average (EWMA), whose memory is thus 2.6
-// windows. Chosen.
-const demandAlpha = 1 / 2.6
+// demandMemory is the memory of the moving average (EWMA), in s; demandAlpha is the weight of a
+// window in it. Chosen.
+const demandMemory, demandAlpha = 2.6, 1 / 2.6
 
 // A Demand estimates at which rate a family's queries arrive, from a count of all that have
 // arrived. The zero value has seen nothing. It is not safe for concurrent use.
@@ -71,16 +73,17 @@ func (d *Demand) Last() float64 {
 // Mean is a moving average of the windows' rates.
 func (d *Demand) Mean() float64 { return d.mean }
 
-// Most is the largest rate of a window that ended within the time before now, at most a minute.
-func (d *Demand) Most(now time.Time, within time.Duration) float64 {
-	most := 0.0
+// Likely is the rate to plan for: the mean of the windows that ended within the time before now, at
+// most a minute, or that of the busiest of them if chance does not explain it.
+func (d *Demand) Likely(now time.Time, within time.Duration) float64 {
+	rate := d.Average(now, within)
 	for _, w := range slices.Backward(d.windows) {
 		if now.Sub(w.end) >= within {
 			break
 		}
-		most = max(most, w.rate)
+		rate = max(rate, staffing.Likely(w.rate, DemandWindow.Seconds()))
 	}
-	return most
+	return rate
 }
 
 // Average is the mean rate of the windows that ended within the time before now, at most a minute.

@@ -17,7 +17,7 @@ func NewFleetProblem(s *Snapshot, demand []float64) (*fleetplan.Problem, []Event
 	p := &Problem{
 		agents: s.Agents, current: make([]place.Layout, len(s.Agents)), variants: s.Variants,
 		families: s.Families, rate: slices.Clone(demand), demand: slices.Clone(demand),
-		latencies: s.Latencies, only: map[names.AgentName]bool{},
+		latencies: s.Latencies, only: map[names.AgentName]bool{}, unstaffed: true,
 	}
 	plan := &Plan{problem: p}
 	p.buildProgram(plan)

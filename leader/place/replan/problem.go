@@ -11,6 +11,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/internal/assign"
 	"github.com/muster-serve/muster/leader/place"
+	"github.com/muster-serve/muster/leader/staffing"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -46,6 +47,7 @@ type Problem struct {
 	reason     string
 	steps      int
 	seed       uint64
+	unstaffed  bool // demand is to be served with all of the lanes' time
 
 	memory  []int64                // by agent, that its layout may take: see memoryFor
 	asked   []bool                 // by family: queries for it arrive
@@ -132,13 +134,24 @@ func (p *Problem) Solve() *Plan {
 	kept, was := p.evaluate(p.current, p.demand)
 	plan.KeptServed, plan.KeptAccuracy = was.Served, was.Accuracy
 	if !plan.isWorthChanges() {
-		plan.layouts = slices.Clone(p.current)
-		plan.Served, plan.Accuracy = plan.KeptServed, plan.KeptAccuracy
+		p.keepLayouts(plan)
+		kept, was = p.evaluate(plan.layouts, p.demand)
+		plan.Served, plan.Accuracy = was.Served, was.Accuracy
 		plan.families = p.forecastFamilies(kept, was)
 	}
 	p.standBy(plan)
 	plan.unserved = p.unservedOf(plan)
 	return plan
+}
+
+// keepLayouts lets agents hold what they hold. Those that hold nothing get what the plan has for them:
+// their loads disturb nothing, and whoever counts on all machines counts on them.
+func (p *Problem) keepLayouts(plan *Plan) {
+	for i, l := range p.current {
+		if len(l.Partitions) > 0 || p.only[p.agents[i].Name] {
+			plan.layouts[i] = l
+		}
+	}
 }
 
 // unservedOf returns what the plan does not serve of the usual rates, by family. The demand that it
@@ -229,8 +242,8 @@ func (plan *Plan) isWorthChanges() bool {
 	)
 	cost := 0.0 // in points of accuracy
 	for i := range p.agents {
-		if plan.layouts[i].Equal(p.current[i]) {
-			continue
+		if plan.layouts[i].Equal(p.current[i]) || len(p.current[i].Partitions) == 0 {
+			continue // nothing is disturbed
 		}
 		within := horizon
 		if !p.unloads(p.current[i], plan.layouts[i]) {
@@ -302,7 +315,10 @@ func (p *Problem) buildProgram(plan *Plan) {
 	for f := range p.families {
 		// A family with hardly any queries keeps a host all the same.
 		asked := max(p.demand[f], min(slowest[f], max(total, 1)/20))
-		p.demand[f] = asked + staffingFactor*math.Sqrt(asked*p.bestRate(f))
+		p.demand[f] = asked
+	}
+	for f, share := range p.safeShares() {
+		p.demand[f] /= share
 		p.divideDemand(f, total)
 		p.program.Classes = append(p.program.Classes, p.programClasses(f, p.demand[f])...)
 	}
@@ -771,10 +787,65 @@ func (p *Problem) serviceRate(f, class int, v *Variant, known Latencies) float64
 	return 1 / max(sum/share, 1e-9)
 }
 
-// staffingFactor is that of square-root staffing (Halfin and Whitt, Operations Research 29, 1981):
-// a family that needs n agents gets n + staffingFactor sqrt(n), so that few of its queries wait.
-// With .5 about half of them wait for a moment while the load is at its forecast.
-const staffingFactor = .5
+// safeShares returns, by family, the share of their time that lanes may answer it (package
+// staffing). Its pool are the lanes of all agents or, where no agent can hold it beside another
+// family on the same lanes, its part of them, by the work that families make.
+func (p *Problem) safeShares() []float64 {
+	lanes, all := 0.0, 0.0
+	for _, k := range p.kinds {
+		lanes += float64(k.lanes * len(k.agents))
+	}
+	work, beside := make([]float64, len(p.families)), make([]float64, len(p.families))
+	for f := range p.families {
+		if rate := p.bestRate(f); rate > 0 {
+			work[f] = p.demand[f] / rate
+		}
+		all += work[f]
+	}
+	for f, shares := range p.sharing() {
+		for g, is := range shares {
+			if is || f == g {
+				beside[f] += work[g]
+			}
+		}
+	}
+	shares := make([]float64, len(p.families))
+	for f := range shares {
+		if shares[f] = 1; !p.unstaffed {
+			shares[f] = staffing.SafeShare(lanes * beside[f] / max(all, 1e-9))
+		}
+	}
+	return shares
+}
+
+// sharing says of each two families whether some choice has both on the same lanes.
+func (p *Problem) sharing() [][]bool {
+	shares := make([][]bool, len(p.families))
+	for f := range shares {
+		shares[f] = make([]bool, len(p.families))
+	}
+	of := make([]int, len(p.variants)) // their families
+	for v := range of {
+		of[v] = p.family[p.variants[v].Family]
+	}
+	var here []int
+	for _, c := range p.program.Choices {
+		for _, part := range c.Partitions {
+			here = here[:0]
+			for i := range part {
+				if f := of[part[i].Variant]; !slices.Contains(here, f) {
+					here = append(here, f)
+				}
+			}
+			for _, f := range here {
+				for _, g := range here {
+					shares[f][g] = true
+				}
+			}
+		}
+	}
+	return shares
+}
 
 // bestRate is the rate at which the fastest agent serves family f with the most accurate variant.
 func (p *Problem) bestRate(f int) float64 {

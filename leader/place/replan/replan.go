@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/place"
+	"github.com/muster-serve/muster/leader/staffing"
 )
 
 // A Replanner decides on the placement in one leader's term. It is not safe for concurrent use.
@@ -78,7 +79,7 @@ func New(cfg Config, memory Memory) (*Replanner, error) {
 	cfg.Period = cmp.Or(cfg.Period, 10*time.Second)
 	cfg.Burst = cmp.Or(cfg.Burst, 2*time.Second)
 	cfg.Settle = cmp.Or(cfg.Settle, 20*time.Second)
-	cfg.Headroom = cmp.Or(cfg.Headroom, 1.3)
+	cfg.Headroom = cmp.Or(cfg.Headroom, staffing.PlacingHeadroom)
 	cfg.Window = cmp.Or(cfg.Window, 20*time.Second)
 	cfg.Bar = cmp.Or(cfg.Bar, 10*time.Minute)
 	cfg.Steps = cmp.Or(cfg.Steps, place.DefaultSteps)
@@ -444,7 +445,8 @@ func (r *Replanner) checkAlarms() {
 	}
 	for _, f := range r.plan.families {
 		d := r.demand[f.Family]
-		if d != nil && f.Demand > 0 && d.Last() > 1.1*f.Demand {
+		if d != nil && f.Demand > 0 &&
+			staffing.Likely(d.Last(), DemandWindow.Seconds()) > 1.1*f.Demand {
 			r.trigger = fmt.Sprintf("burst of %s: %.4g -> %.4g queries/s", f.Family, f.Rate,
 				d.Last())
 			return
@@ -566,12 +568,11 @@ func (r *Replanner) makeProblem(reason string) *Problem {
 		rate := max(d.Mean(), d.Last())
 		p.rate = append(p.rate, rate)
 		p.usual = append(p.usual, d.Average(r.now, r.cfg.Window))
-		p.demand = append(p.demand, r.cfg.Headroom*max(d.Most(r.now, r.cfg.Window), rate))
+		p.demand = append(p.demand, r.cfg.Headroom*d.Likely(r.now, r.cfg.Window))
 		var classes []float64
 		for k := range p.families[i].Classes {
 			d := r.demand[p.families[i].Classes[k].key(p.families[i].Name)]
-			classes = append(classes,
-				r.cfg.Headroom*max(d.Most(r.now, r.cfg.Window), d.Mean(), d.Last()))
+			classes = append(classes, r.cfg.Headroom*d.Likely(r.now, r.cfg.Window))
 		}
 		p.ofClass = append(p.ofClass, classes)
 	}

@@ -50,7 +50,7 @@ func (p *Problem) eachMaximalSet(do func(names.LaneType, place.Layout)) {
 			continue
 		}
 		done[key.String()] = true
-		for _, set := range p.maximalSets(useful, p.memory[i]) {
+		for _, set := range p.widestSets(p.maximalSets(useful, p.memory[i])) {
 			models := make([]names.ModelKey, len(set))
 			for k, v := range set {
 				models[k] = p.variants[v].Model
@@ -60,6 +60,31 @@ func (p *Problem) eachMaximalSet(do func(names.LaneType, place.Layout)) {
 			}
 		}
 	}
+}
+
+// widestSets returns those of the sets that have variants of the most families that are asked for.
+// Agents with others would be pools of their own for the families that they have, of which more has
+// to be free, and what is rented counts on none.
+func (p *Problem) widestSets(sets [][]int) [][]int {
+	most, widths := 0, make([]int, len(sets))
+	for i, set := range sets {
+		var families []int
+		for _, v := range set {
+			f := p.family[p.variants[v].Family]
+			if p.asked[f] && !slices.Contains(families, f) {
+				families = append(families, f)
+			}
+		}
+		widths[i] = len(families)
+		most = max(most, widths[i])
+	}
+	var widest [][]int
+	for i, set := range sets {
+		if widths[i] == most {
+			widest = append(widest, set)
+		}
+	}
+	return widest
 }
 
 // maxNodes bounds the steps of the search for maximal sets. Chosen: some hundred microseconds.
@@ -151,19 +176,35 @@ func (p *Problem) greedySets(variants []int, memory int64) [][]int {
 
 // memoryFor is how much of an agent's memory a plan fills, 0: any. An agent that cannot hold all
 // variants on its disk keeps room for the largest, so that it can load another before it unloads
-// one: else it would have to drain first, which it may not while the fleet is busy. One variant it
+// one: else it would have to drain first, which it may not while the fleet is busy. But it keeps no
+// room that the best variants of the families that are asked for need beside each other: what
+// cannot run them all is a pool of its own for some, of which more has to be free. One variant it
 // may hold in any case.
 func (p *Problem) memoryFor(a *Agent) int64 {
 	all, largest := int64(0), int64(0)
+	best := map[string]*Variant{} // by family
 	for i := range p.variants {
-		if slices.Contains(a.Available, p.variants[i].Model) {
-			all, largest = all+p.variants[i].Bytes, max(largest, p.variants[i].Bytes)
+		v := &p.variants[i]
+		if !slices.Contains(a.Available, v.Model) {
+			continue
+		}
+		all, largest = all+v.Bytes, max(largest, v.Bytes)
+		if f, ok := p.family[v.Family]; ok && p.asked[f] &&
+			(best[v.Family] == nil || accuracyOrBest(v) > accuracyOrBest(best[v.Family])) {
+			best[v.Family] = v
 		}
 	}
 	if a.Memory == 0 || all <= a.Memory {
 		return a.Memory
 	}
-	return max(a.Memory-largest, min(a.Memory, largest))
+	beside := int64(0)
+	for _, v := range best {
+		beside += v.Bytes
+	}
+	if beside > a.Memory {
+		beside = min(a.Memory, largest)
+	}
+	return max(a.Memory-largest, beside)
 }
 
 // fastest is the variant that answers family f the soonest on a type, the first of equals; -1 if it
@@ -199,9 +240,9 @@ func (p *Problem) canAdd(a int, l place.Layout) bool {
 	return p.memory[a] == 0 || sumBytes(unionModels(held, l), p.bytes) <= p.memory[a]
 }
 
-// extendLayouts lets the agents of a kind hold what else their memory has room for: what they hold
-// now, and then the variants of the maximal set that most of the kind's agents are to hold. choices
-// are the kind's.
+// extendLayouts lets the agents of a kind hold what else their memory has room for: the best variants
+// of the families that they lack and are asked for, what they hold now, and then the variants of the
+// maximal set that most of the kind's agents are to hold. choices are the kind's.
 func (p *Problem) extendLayouts(plan *Plan, k *kind, counts, choices []int) {
 	var set place.Layout
 	most := -1
@@ -217,9 +258,9 @@ func (p *Problem) extendLayouts(plan *Plan, k *kind, counts, choices []int) {
 		}
 		models := l.Models()
 		need := sumBytes(models, p.bytes)
-		var more []names.ModelKey
+		more := p.lackedBy(a, models)
 		if p.current[a].IsOnAllLanes() {
-			more = p.current[a].Models()
+			more = append(more, p.current[a].Models()...)
 		}
 		for _, m := range append(more, set.Models()...) {
 			with := need + p.bytes(m)
@@ -229,6 +270,33 @@ func (p *Problem) extendLayouts(plan *Plan, k *kind, counts, choices []int) {
 		}
 		plan.layouts[a] = place.NewLayout(models...)
 	}
+}
+
+// lackedBy returns, of each family that is asked for and has none of the models, the best variant that
+// agent a could answer it with.
+func (p *Problem) lackedBy(a int, models []names.ModelKey) (lacked []names.ModelKey) {
+	best := make([]*Variant, len(p.families))
+	has := make([]bool, len(p.families))
+	for i := range p.variants {
+		v := &p.variants[i]
+		f, ok := p.family[v.Family]
+		if !ok || !p.asked[f] {
+			continue
+		}
+		has[f] = has[f] || slices.Contains(models, v.Model)
+		l := p.latenciesOf(v, p.agents[a].Type)
+		if l != nil && p.inTime(f, l) >= 0 &&
+			p.misfitReason(&p.agents[a], place.NewLayout(v.Model)) == "" &&
+			(best[f] == nil || accuracyOrBest(v) > accuracyOrBest(best[f])) {
+			best[f] = v
+		}
+	}
+	for f, v := range best {
+		if v != nil && !has[f] {
+			lacked = append(lacked, v.Model)
+		}
+	}
+	return lacked
 }
 
 // dropUnasked takes the variants of families that nobody asks for from agents that would have to

@@ -224,7 +224,8 @@ type Config struct {
 	// Settle is how long a new leader changes nothing, 20 s, unless the demand of 10 s is known
 	// before.
 	Settle time.Duration
-	// Headroom is how many times the largest demand of the last Window, 20 s, is planned for, 1.3.
+	// Headroom is how many times the likely demand of the last Window, 20 s, is planned for,
+	// [staffing.PlacingHeadroom].
 	Headroom float64
 	Window   time.Duration
 	// Bar is how long an agent is not asked for a model whose load failed there, 10 min.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/place"
+	"github.com/muster-serve/muster/leader/staffing"
 )
 
 // A watch follows whether a placement makes more queries late.
@@ -119,10 +120,11 @@ func (r *Replanner) hasArrived() bool {
 	return true
 }
 
-// moreThan reports whether more than the demand arrives of some family.
+// moreThan reports whether more than the demand arrives of some family, and chance does not explain
+// it.
 func (r *Replanner) moreThan(demand map[string]float64) bool {
 	for family, most := range demand {
-		if d := r.demand[family]; d != nil && d.Mean() > most {
+		if d := r.demand[family]; d != nil && staffing.Likely(d.Mean(), demandMemory) > most {
 			return true
 		}
 	}

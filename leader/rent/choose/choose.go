@@ -3,7 +3,6 @@
 package choose
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +15,7 @@ import (
 	"github.com/muster-serve/muster/leader/fleetplan"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/leader/rent"
+	"github.com/muster-serve/muster/leader/staffing"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -320,7 +320,7 @@ func (c *Chooser) Choose(ctx context.Context, now time.Duration, f *Fleet) (*Cho
 	case c.config.needsGuard():
 		choice.Counts, err = g.cheapestFleet(rate, budget, ideal, 1, 1.2, 1.5)
 	default:
-		choice.Counts, err = ideal(rate)
+		choice.Counts, err = g.cheapestFleet(rate, budget, ideal, 1)
 	}
 	if err != nil {
 		return nil, err
@@ -328,6 +328,9 @@ func (c *Chooser) Choose(ctx context.Context, now time.Duration, f *Fleet) (*Cho
 	c.weighChange(now, choice, f, g)
 	return choice, nil
 }
+
+// usualMachines is of how many machines the safe load is tried first. Chosen.
+const usualMachines = 8
 
 // planOnDemand plans on-demand machines beside those that are not rented: for the least cost of a
 // rate, or for the highest rate of a budget, in $/hr.
@@ -398,14 +401,20 @@ func (c *Chooser) planOnDemand(ctx context.Context, f *Fleet, objective plan.Obj
 		return nil, fmt.Errorf("the limit of $%.4g/hr is below the price of the cheapest type, "+
 			"$%.4g/hr", c.config.MaxPrice, least)
 	}
-	result, err := plan.Fluid{Top: 1}.Plan(ctx, &p, nil)
-	if err != nil {
-		return nil, err
+	var best plan.Plan
+	machines := usualMachines
+	for range 2 { // which load is safe follows from how many there are
+		p.Efficiency = staffing.SafeShare(float64(machines))
+		result, err := plan.Fluid{Top: 1}.Plan(ctx, &p, nil)
+		if err != nil {
+			return nil, err
+		}
+		if len(result.Plans) == 0 {
+			return nil, errors.New("the planner found no plan")
+		}
+		best = result.Plans[0]
+		machines = best.Configuration.Count()
 	}
-	if len(result.Plans) == 0 {
-		return nil, errors.New("the planner found no plan")
-	}
-	best := result.Plans[0]
 	counts, total := map[rent.Kind]int{}, 0
 	for t, l := range c.config.Types {
 		if l.Min > 0 {
@@ -467,7 +476,7 @@ func servedRate(a *plan.Analysis, config plan.Configuration) float64 {
 	if err != nil {
 		return 0
 	}
-	return limit.Rate * cmp.Or(a.Problem.Efficiency, plan.DefaultEfficiency)
+	return limit.Rate * staffing.SafeShare(float64(config.Count()))
 }
 
 // weighChange says whether the choice is worth a change.
@@ -549,7 +558,7 @@ func (c *Chooser) weighChange(at time.Duration, choice *Choice, f *Fleet, g *gua
 // it is to grow: two standard deviations of the count of a minute's queries, but at most half of
 // the headroom. So chance alone does not change the fleet of a steady load.
 func (c *Chooser) tolerance(rate float64) float64 {
-	return min(2/math.Sqrt(60*rate), (c.config.Headroom-1)/2)
+	return min(2/math.Sqrt(60*rate), staffing.Tolerance*(c.config.Headroom-1))
 }
 
 // savingFault says why a cheaper fleet is no saving; "" if it is one. It must carry the present

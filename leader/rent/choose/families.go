@@ -48,7 +48,7 @@ func (c *Chooser) divideAmongVariants(f *Fleet, rate float64) (*plan.Problem, er
 		all += f.Problem.Models[i].Weight
 	}
 	whole, bins := c.wholeProblem(f, families, rate/all)
-	plans, err := c.planner.Plan(whole, 1)
+	plans, err := c.planner.PlanSafely(whole, 1)
 	if err != nil {
 		return nil, err
 	}
@@ -74,14 +74,13 @@ func (c *Chooser) divideAmongVariants(f *Fleet, rate float64) (*plan.Problem, er
 func (c *Chooser) wholeProblem(f *Fleet, families []Family,
 	scale float64) (*fleetplan.Problem, [][]profiles.Distribution) {
 	p := f.Problem
-	capacity := cmp.Or(p.Efficiency, plan.DefaultEfficiency)
 	whole := &fleetplan.Problem{BudgetUSDPerHour: c.config.MaxPrice}
 	if c.config.Budget > 0 {
 		whole.BudgetUSDPerHour = min(whole.BudgetUSDPerHour, c.config.Budget)
 	}
 	var types []int // of the problem, by type of whole
 	add := func(of int, t fleetplan.Type) {
-		t.Name, t.Capacity = string(p.Types[of].Name), capacity
+		t.Name, t.Capacity = string(p.Types[of].Name), 1
 		whole.Types, types = append(whole.Types, t), append(types, of)
 	}
 	for i, t := range p.Types {

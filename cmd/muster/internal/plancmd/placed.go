@@ -108,7 +108,7 @@ func (p *Placed) Plan(ctx context.Context, top int, simulate bool,
 		return nil, fmt.Errorf("plan: %w", err)
 	}
 	progress("searching for a fleet and what it holds")
-	plans, err := new(fleetplan.Planner).Plan(p.fleet, top)
+	plans, err := new(fleetplan.Planner).PlanSafely(p.fleet, top)
 	if err != nil {
 		return nil, fmt.Errorf("plan: %w", err)
 	}

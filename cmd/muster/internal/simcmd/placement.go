@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/muster-serve/muster/leader/place/replan"
+	"github.com/muster-serve/muster/leader/staffing"
 	"github.com/muster-serve/muster/sim"
 	"github.com/muster-serve/muster/sim/placement"
 )
@@ -37,8 +38,8 @@ type Placement struct {
 // Add adds the flags.
 func (f *Placement) Add(flags *pflag.FlagSet) {
 	flags.Float64Var(&f.periodMS, "place-period-ms", 10_000, "ms between two placements")
-	flags.Float64Var(&f.headroom, "place-headroom", 1.3,
-		"how many times the largest demand of the last 20 s is planned for")
+	flags.Float64Var(&f.headroom, "place-headroom", staffing.PlacingHeadroom,
+		"how many times the demand of the last 20 s is planned for")
 	flags.Float64Var(&f.loadMS, "load-time-ms", 2000,
 		"how many ms an instance takes to load a variant")
 	flags.Float64Var(&f.solveMS, "solve-time-ms", 500, "ms until a placement is found")
