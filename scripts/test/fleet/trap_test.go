@@ -110,8 +110,7 @@ func (r *run) testTrap(ctx context.Context) error {
 	if err := f.WaitComplete(ctx); err != nil {
 		return err
 	}
-	if _, err := u.client.SetFleet(ctx, &control.SetFleetRequest{
-		Change: &control.SetFleetRequest_Policy{Policy: policy("3", ".99")}}); err != nil {
+	if err := u.setPolicy(ctx, policy("3", ".99")); err != nil {
 		return err
 	}
 	if err := u.await(ctx, "the family has its accuracy again", func(*control.FleetState) bool {

@@ -178,6 +178,16 @@ func (u *rentedRun) await(ctx context.Context, what string,
 	return errors.Join(fmt.Errorf("after %v not: %s; %v", placedPatience, what, last), err)
 }
 
+// setPolicy applies a fleet.yaml. Soon after a change of leader, an agent may not know yet whom to
+// ask, or the connection to the one asked may be about to end.
+func (u *rentedRun) setPolicy(ctx context.Context, text string) error {
+	return u.await(ctx, "another policy is applied", func(*control.FleetState) bool {
+		_, err := u.client.SetFleet(ctx, &control.SetFleetRequest{
+			Change: &control.SetFleetRequest_Policy{Policy: text}})
+		return err == nil
+	})
+}
+
 // watchDesired notes where what a leader desires is older than what one has desired before.
 func (u *rentedRun) watchDesired(d *control.DesiredFleet) {
 	if u.desired != nil && (d.GetVersion() < u.desired.GetVersion() ||
@@ -342,8 +352,7 @@ func (u *upgradedRun) loseMachine(ctx context.Context, version string) error {
 
 // demandFloor states a floor of accuracy in the fleet's policy.
 func (u *upgradedRun) demandFloor(ctx context.Context) error {
-	if _, err := u.client.SetFleet(ctx, &control.SetFleetRequest{
-		Change: &control.SetFleetRequest_Policy{Policy: u.text + upgradedFloor}}); err != nil {
+	if err := u.setPolicy(ctx, u.text+upgradedFloor); err != nil {
 		return err
 	}
 	return u.await(ctx, "all agents that rent state the floor", func(*control.FleetState) bool {
