@@ -77,16 +77,20 @@ def policy(folder, speed):
     return str(path)
 
 
+def state_of(muster):
+    """Returns what is rented; nothing where no agent answers."""
+    done = subprocess.run(
+        [muster, "fleet", "status", "--json", "--server", SERVER],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return json.loads(done.stdout) if done.returncode == 0 else {}
+
+
 def watch_price(muster, stop, prices):
     while not stop.wait(2):
-        done = subprocess.run(
-            [muster, "fleet", "status", "--json", "--server", SERVER],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode == 0:
-            state = json.loads(done.stdout)
+        if state := state_of(muster):
             prices.append(
                 state.get("price_usd_per_hour", state.get("priceUsdPerHour", 0))
             )
@@ -146,7 +150,11 @@ def live(o, folder):
             capture_output=True,
             check=False,
         )
-        time.sleep(20)
+        # Machines that are left would join the next run, and tell it that all is to be returned.
+        for _ in range(120):
+            if not state_of(o.muster).get("machines"):
+                break
+            time.sleep(1)
         agent.terminate()
         agent.wait()
 
