@@ -35,6 +35,11 @@ func (o *ONNX) cutUsers(v *models.Version, quiet bool) (*onnx.Graph, *userCut) {
 		o.log.Info("inputs of users are repeated for each row", "model", v.String(), "reason", err)
 		return nil, nil
 	}
+	for i := range v.Outputs {
+		if p := &v.Outputs[i]; p.Role != roles.Row { // a cut graph gives a row for each row
+			return fail(fmt.Errorf("output %q has the role %s", p.Name, p.Role))
+		}
+	}
 	cut := &userCut{isUser: make([]bool, len(v.Inputs)), isRow: make([]bool, len(v.Inputs))}
 	for i := range v.Inputs {
 		p := &v.Inputs[i]

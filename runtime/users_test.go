@@ -222,6 +222,11 @@ func TestUserBesideScalar(t *testing.T) {
 		{Name: "scale", DataType: tensor.FP32, Shape: []int64{}, Data: floats(2)},
 	})
 	checkScores(t, "once", got, []float32{22, 44, 26, 48})
+
+	v.Outputs[0].Role = roles.User
+	if runtime.IsCut(load(t, runtimetest.Open(t), v)) {
+		t.Error("the graph of a model with an output of users is cut, which gives it a row for each row")
+	}
 }
 
 // TestRankersOfOneUser: rankers give the same scores for a user that is sent once, one that is
