@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
-	"github.com/muster-serve/muster/cloud/process"
 	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/scripts/test/harness"
 )
@@ -34,6 +33,7 @@ families: {rank: {target_accuracy: %s}}
 // next leader knows the variant from the disks, rents, and has it loaded: the family gets its
 // accuracy back; and no query fails. The short form is the same.
 func (r *run) testTrap(ctx context.Context) error {
+	machines := r.killAtEnd()
 	f, err := r.newFleet(ctx, "rm2", "dien")
 	if err != nil {
 		return err
@@ -47,9 +47,8 @@ func (r *run) testTrap(ctx context.Context) error {
 		return err
 	}
 	f.Models = nil // that every agent serves
-	u := &rentedRun{run: r, fleet: f, machines: filepath.Join(r.dir, "machines"),
+	u := &rentedRun{run: r, fleet: f, machines: machines,
 		file: filepath.Join(r.dir, "fleet.yaml")}
-	r.atEnd = append(r.atEnd, func() { process.KillAll(u.machines) })
 	policy := func(limit, target string) string {
 		return fmt.Sprintf(trappedFleet, limit, u.machines, filepath.Join(r.dir, "models"), target)
 	}

@@ -83,6 +83,7 @@ func (r *run) testUpgradeRented(ctx context.Context) error {
 
 // startUpgraded starts three agents of the previous version that rent.
 func (r *run) startUpgraded(ctx context.Context, previous string) (*upgradedRun, error) {
+	machines := r.killAtEnd()
 	f, err := r.newFleet(ctx, "rm2", "dien")
 	if err != nil {
 		return nil, err
@@ -91,8 +92,6 @@ func (r *run) startUpgraded(ctx context.Context, previous string) (*upgradedRun,
 		return nil, err
 	}
 	f.Models = nil // that every agent serves
-	machines := filepath.Join(r.dir, "machines")
-	r.atEnd = append(r.atEnd, func() { process.KillAll(machines) })
 	u := &upgradedRun{previous: previous,
 		text: fmt.Sprintf(upgradedFleet, machines, filepath.Join(r.dir, "models")),
 		rentedRun: &rentedRun{run: r, fleet: f, machines: machines,
@@ -131,6 +130,14 @@ func (r *run) rateVariants(family string, target time.Duration, names []string,
 		}
 	}
 	return nil
+}
+
+// killAtEnd returns the folder for rented machines, which are killed at the end. Call it before the
+// agents that rent are there: these end first then, and do not replace what is killed.
+func (r *run) killAtEnd() (machines string) {
+	machines = filepath.Join(r.dir, "machines")
+	r.atEnd = append(r.atEnd, func() { process.KillAll(machines) })
+	return machines
 }
 
 // A rentedRun follows a fleet of agents that rent.
