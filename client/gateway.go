@@ -19,6 +19,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/client/queries"
 	"github.com/muster-serve/muster/leader/canary"
@@ -82,7 +83,10 @@ type query struct {
 	// others.
 	splitFor queries.ChosenVariant
 	batch    uint32
-	part     part // the number of the part; 0: no part
+	users    uint32 // as [roles.Size] has them; so are the values
+	values   uint64
+	roles    *roles.Roles // nil: a query has no batch size
+	part     part         // the number of the part; 0: no part
 	bytes    uint64
 	trace    *queryTrace   // nil: it is not traced
 	wake     wakeup.Signal // the caller checks the query again
@@ -382,7 +386,8 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	q.Tag = q
 	// A batch size that no lane could take is left for the worker to refuse: its error says what is
 	// wrong with the inputs.
-	q.batch = uint32(min(req.Rows(), int64(max(1, held.largest))))
+	q.roles = held.roles
+	q.measure(req, held.largest)
 	q.bytes = uint64(req.Bytes())
 	deadline, given := ctx.Deadline()
 	if timeout := oip.Timeout(req.Timeout, given, held.deadline); timeout > 0 && (!given ||
@@ -418,6 +423,36 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 		}
 	}
 	return resp, err
+}
+
+// measure sets the size of q, whose model takes up to largest rows.
+func (q *query) measure(req *oip.Request, largest int) {
+	rows := req.Rows()
+	if q.roles != nil {
+		size := q.roles.Measure(req.Inputs)
+		rows = int64(max(1, size.Rows))
+		q.users, q.values = uint32(min(size.Users, size.Rows)), uint64(size.Values)
+	}
+	q.batch = uint32(min(rows, int64(max(1, largest))))
+}
+
+// forMember returns the query for an attempt at a member: one that does not know roles gets what
+// there is once for each row.
+func (q *query) forMember(req *oip.Request, member *control.Member) *oip.Request {
+	if q.roles == nil || member.KnowsRoles() {
+		return req
+	}
+	if size := q.roles.Measure(req.Inputs); size.Rows != int(q.batch) ||
+		!q.roles.IsOnce(req.Inputs, size) {
+		return req
+	}
+	inputs, err := q.roles.Repeat(req.Inputs)
+	if err != nil { // the worker says what is wrong
+		return req
+	}
+	repeated := *req
+	repeated.Inputs = inputs
+	return &repeated
 }
 
 // run carries out q, which may be a part, until q has its outcome.
@@ -485,10 +520,12 @@ func (g *Gateway) makeNextAttempt(q *query, beside bool) (over bool) {
 	var err error
 	if member := g.members.Load().byName[to.Agent]; member == nil {
 		err = status.Errorf(codes.Unavailable, "agent %q has left", to.Agent)
+	} else if q.roles != nil && q.roles.NeedsRoles() && !member.KnowsRoles() {
+		err = status.Errorf(codes.Unavailable, "agent %q is of a version that does not know the roles of "+
+			"inputs", to.Agent)
 	} else {
-		resp, err = g.config.Transport.Infer(attemptCtx, member, forVariant(q.req,
-			to.ChosenVariant),
-			&attempt)
+		resp, err = g.config.Transport.Infer(attemptCtx, member, q.forMember(forVariant(q.req,
+			to.ChosenVariant), member), &attempt)
 	}
 	if resp != nil && q.family != nil {
 		resp.AnsweredBy(q.model, to.Accuracy)

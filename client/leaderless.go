@@ -297,7 +297,9 @@ func (l *leaderless) remakePriced() {
 		}
 		var holds []names.ModelKey
 		for _, held := range m.GetModels() {
-			holds = append(holds, held.Key())
+			if m.KnowsRoles() || !known.needsRoles(held) {
+				holds = append(holds, held.Key())
+			}
 		}
 		priced.Join(lane, own, holds)
 	}
@@ -523,6 +525,7 @@ func (l *leaderless) askLane(now time.Time, q openInquiry, do *inquire.Action) b
 	m := &control.ProbeRequest{
 		Id: do.ID, Gateway: l.g.config.ID,
 		Model: q.model, Version: q.version, BatchSize: q.batch, Bytes: q.bytes,
+		Users: q.users, Values: q.values,
 	}
 	switch {
 	case q.family != nil:

@@ -280,7 +280,7 @@ func (g *Gateway) nextMessage() *control.GatewayMessage {
 			Bytes:    q.bytes,
 			WaitedNs: int64(s.Waited), TimeLeftNs: int64(s.TimeLeft), Attempts: s.Attempts,
 			Agent: string(s.Agent), Lane: s.Lane, Splits: true, LeastAccuracy: q.least,
-			LoadShare: q.loadShare,
+			LoadShare: q.loadShare, Users: q.users, Values: q.values,
 		}
 		q.trace.noteSubmit(m.Submit[i])
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/leader/canary"
 )
 
@@ -53,6 +54,8 @@ type fleetVersion struct {
 	loadable  bool    // the leader may have a member load it that does not drain
 	family    string  // "" if it is in none
 	accuracy  float64 // in (0, 1]; 0 if unknown
+	// roles are those of the inputs of its queries; nil: they have no batch size.
+	roles *roles.Roles
 }
 
 func newMembers(v *control.View) *members {
@@ -98,7 +101,7 @@ func newMembers(v *control.View) *members {
 		}
 		best.noteHeld(f.Variants[0].Model)
 		of.qosTarget, of.deadline = best.qosTarget, best.deadline
-		of.largest = int(f.LargestBatchSize())
+		of.largest, of.roles = int(f.LargestBatchSize()), best.roles
 		m.families[name] = of
 	}
 	return m
@@ -157,12 +160,43 @@ func (m *members) versionOf(held *control.Model) *fleetVersion {
 	return v
 }
 
+// needsRoles reports whether only members that know roles answer queries of a model.
+func (m *members) needsRoles(held *control.Model) bool {
+	model := m.models[held.GetName()]
+	if model == nil || model.versions[held.GetVersion()] == nil {
+		return false
+	}
+	r := model.versions[held.GetVersion()].roles
+	return r != nil && r.NeedsRoles()
+}
+
 func (v *fleetVersion) noteHeld(held *control.Model) {
 	v.qosTarget = max(v.qosTarget, time.Duration(held.GetQosTargetNs()))
 	v.deadline = max(v.deadline, time.Duration(held.GetDeadlineNs()))
 	v.largest = max(v.largest, int(held.GetLargestBatchSize()))
 	v.family = cmp.Or(held.GetFamily(), v.family)
 	v.accuracy = cmp.Or(held.GetAccuracy(), v.accuracy)
+	if v.roles == nil || held.GetMetadata().GetProperties()[oip.RolesProperty] != "" {
+		v.roles = rolesOf(held)
+	}
+}
+
+// rolesOf returns the roles of a model: those that its agent tells, else those that follow from the
+// shapes.
+func rolesOf(held *control.Model) *roles.Roles {
+	p, err := oip.ParseProperties(held.GetMetadata().GetProperties())
+	switch {
+	case err != nil || p.Batchless:
+		return nil
+	case p.Roles != nil:
+		return p.Roles
+	}
+	var names []string
+	var shapes [][]int64
+	for _, in := range held.GetMetadata().GetInputs() {
+		names, shapes = append(names, in.GetName()), append(shapes, in.GetShape())
+	}
+	return roles.OfShapes(names, shapes)
 }
 
 // find returns the version of a model that a query names, and its number, 0 if the query asks for

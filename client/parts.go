@@ -57,8 +57,9 @@ func (g *Gateway) split(s *control.Split) {
 		p := part{uint32(i + 1), from, from + int(n)}
 		q := &query{
 			model: model, version: version, batch: n, part: p,
-			bytes: whole.bytes * uint64(n) / sum,
-			trace: whole.trace.partTrace(p), wake: wakeup.New(),
+			bytes: whole.bytes * uint64(n) / sum, roles: whole.roles, users: min(whole.users, n),
+			values: whole.values * uint64(n) / sum,
+			trace:  whole.trace.partTrace(p), wake: wakeup.New(),
 		}
 		q.Tag, parts[i], from = q, &q.Query, p.end
 	}
@@ -75,7 +76,7 @@ func (g *Gateway) inParts(ctx context.Context, q *query, req *oip.Request) (*oip
 	for i, part := range parts {
 		rows[i] = int(part.Tag.(*query).batch)
 	}
-	requests, err := req.Split(rows)
+	requests, err := req.SplitBy(q.roles, rows)
 	if err != nil {
 		g.mu.Lock()
 		g.queries.End(&q.Query, status.Error(codes.InvalidArgument, err.Error()))
@@ -112,7 +113,7 @@ func (g *Gateway) inParts(ctx context.Context, q *query, req *oip.Request) (*oip
 	if err != nil {
 		return nil, err
 	}
-	resp, err := oip.Join(answers, rows)
+	resp, err := oip.JoinBy(q.roles, answers, rows)
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}

@@ -54,10 +54,18 @@ func (m *emulatedModel) Run(ctx context.Context, inputs []tensor.Tensor) (*Resul
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	if m.version.Roles != nil {
+		return m.runRanked(ctx, [][]tensor.Tensor{inputs})
+	}
 	batch, err := checkInputs(m.version.Inputs, inputs, m.version.Batchless)
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", m.version, err)
 	}
+	return m.emulate(ctx, batch)
+}
+
+// emulate is a run of a batch size.
+func (m *emulatedModel) emulate(ctx context.Context, batch int) (*Result, error) {
 	m.closing.RLock()
 	defer m.closing.RUnlock()
 	if m.closed {

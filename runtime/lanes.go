@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/runtime/isolate"
 	"github.com/muster-serve/muster/runtime/lane"
@@ -73,6 +74,8 @@ type Query struct {
 	Model     Model
 	Inputs    []tensor.Tensor
 	BatchSize int
+	// Roles are those of the model's inputs and outputs; nil: it has none.
+	Roles *roles.Roles
 	// Profile is the name under which the estimator keeps execution times: the model and version,
 	// such as "ncf/1".
 	Profile names.ModelKey
@@ -174,6 +177,7 @@ type caller struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	inputs []tensor.Tensor
+	roles  *roles.Roles
 	single Model // runs the query on one core; nil: nothing does, or it is not to
 
 	// Guarded by the lanes' mutex until the caller goes on.
@@ -333,7 +337,7 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 			BatchSize: q.BatchSize, QoSTarget: q.QoSTarget, RejectLate: q.RejectLate,
 			Refuse: q.Refuse, Preferred: q.Lane, Group: q.Group,
 		},
-		inputs: q.Inputs,
+		inputs: q.Inputs, roles: q.Roles,
 	}
 	c.Owner = c
 	if q.Deadline.IsZero() {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/runtime/lane"
 )
@@ -22,6 +23,7 @@ type class struct {
 	lane.Class
 	model  Model
 	shapes [][]int64 // of the inputs; the batch sizes do not count
+	roles  *roles.Roles
 }
 
 // classOf returns the class of a query; nil if it runs alone.
@@ -39,7 +41,7 @@ func (l *Lanes) classOf(q *Query) *lane.Class {
 			unused = i
 		}
 	}
-	c := &class{model: q.Model}
+	c := &class{model: q.Model, roles: q.Roles}
 	c.Profile, c.Policy, c.Largest = q.Profile, q.Merge, q.LargestBatch
 	for _, in := range q.Inputs {
 		c.shapes = append(c.shapes, slices.Clone(in.Shape))
@@ -55,6 +57,9 @@ func (l *Lanes) classOf(q *Query) *lane.Class {
 // isAlike reports whether inputs have the class's shapes but for the batch size.
 func (c *class) isAlike(inputs []tensor.Tensor) bool {
 	return slices.EqualFunc(inputs, c.shapes, func(in tensor.Tensor, shape []int64) bool {
+		if c.roles != nil && c.roles.IsIndex(in.Name) { // a dimension of it may count rows
+			return len(in.Shape) == len(shape)
+		}
 		return len(in.Shape) == len(shape) && len(shape) > 0 &&
 			slices.Equal(in.Shape[1:], shape[1:])
 	})
@@ -195,7 +200,7 @@ func split(whole *Result, m *mergedRun, on int) ([]*Result, error) {
 	n := len(whole.Outputs)
 	outputs := make([]tensor.Tensor, len(m.members)*n)
 	for i, out := range whole.Outputs {
-		parts, err := tensor.Split(out, rows)
+		parts, err := partsOf(m.members[0].roles, out, rows)
 		if err != nil {
 			return nil, err
 		}

@@ -71,6 +71,8 @@ type session struct {
 	// batchless is whether a query has shapes of its own, without a batch size: models.Version has
 	// it.
 	batchless bool
+	// users is in which forms the graph takes users, of a version with roles.
+	users userForm
 	// pieces is whether a large batch may run in pieces: rows are independent, the provider is the
 	// CPU, and the shapes of all outputs are known before the run.
 	pieces bool
@@ -141,6 +143,7 @@ func (o *ONNX) Load(ctx context.Context, v *models.Version) (Model, error) {
 		return nil, fmt.Errorf("load %s: %w", v.Path, err)
 	}
 	s.stamps = stamps
+	s.tryForms(ctx)
 	if o.divide && s.threads.count > 1 {
 		s.single, err = o.loadWithData(ctx, v, signature, threads{count: 1}, s)
 	}
@@ -245,6 +248,9 @@ func (o *ONNX) loadWithData(ctx context.Context, v *models.Version, signature *o
 		return fail(errors.Join(endGuard(), err))
 	}
 	s.common = common
+	if like != nil {
+		s.users = like.users
+	}
 	err = o.loadSession(ctx, s, files, before)
 	if err = errors.Join(endGuard(), err); err != nil {
 		s.mapped = nil // this function holds the files
@@ -309,7 +315,7 @@ func (o *ONNX) load(ctx context.Context, v *models.Version, signature *onnx.Sign
 	for _, out := range v.Outputs {
 		outputs = append(outputs, out.Name)
 		p := port{out, rowElements(out, v.Batchless), slices.Index(inputs, out.Name)}
-		if out.Varies || out.ModelShape != nil {
+		if out.Varies || out.ModelShape != nil || v.Roles != nil && out.Role != roles.Row {
 			p.rowElements = -1
 		}
 		if p.rowElements < 0 && p.input < 0 {
@@ -352,7 +358,7 @@ func (o *ONNX) wholeSession(ctx context.Context, s *session, v *models.Version,
 	case o.kernels:
 		k, err := kernels.Rewrite(v.Path, signature, s.threads.count)
 		s.ort = o.withKernels(k, err, v, s.threads, common, inputs, outputs)
-	case o.info.Provider == CUDA:
+	case o.info.Provider == CUDA && v.Roles == nil:
 		if err := o.withGraphs(ctx, s, v, common, inputs, outputs); err != nil {
 			return nil, err
 		}
@@ -683,6 +689,9 @@ func (s *session) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, err
 	if s.cut != nil {
 		return s.runUsers(ctx, [][]tensor.Tensor{s.withDefaults(inputs)})
 	}
+	if s.version.Roles != nil {
+		return s.runRanked(ctx, [][]tensor.Tensor{inputs})
+	}
 	batch, err := checkInputs(s.inputs, inputs, s.batchless)
 	if err != nil {
 		return nil, fmt.Errorf("run %s: %w", s.name, err)
@@ -691,12 +700,15 @@ func (s *session) Run(ctx context.Context, inputs []tensor.Tensor) (*Result, err
 }
 
 // canJoin implements [joiningModel].
-func (s *session) canJoin() bool { return s.graphs != nil || s.cut != nil }
+func (s *session) canJoin() bool { return s.graphs != nil || s.version.Roles != nil }
 
 // runJoined implements [joiningModel].
 func (s *session) runJoined(ctx context.Context, queries [][]tensor.Tensor) (*Result, error) {
 	if s.cut != nil {
 		return s.runUsers(ctx, queries)
+	}
+	if s.version.Roles != nil {
+		return s.runRanked(ctx, queries)
 	}
 	batch := 0
 	for _, inputs := range queries {

@@ -84,7 +84,7 @@ func shapeError(ctx context.Context, err error, v *models.Version) *ShapeError {
 
 func warmModel(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 	var failed *ShapeError
-	r := rand.New(rand.NewPCG(uint64(v.Number), 0)) // any fixed seed
+	r := newRandom(v)
 	var speed lane.Line
 	for _, batch := range v.Config.WarmUp {
 		var spent time.Duration
@@ -124,6 +124,11 @@ func warmModel(ctx context.Context, l *Lanes, m Model, v *models.Version) error 
 		return failed
 	}
 	return nil
+}
+
+// newRandom returns the source of random inputs of a version.
+func newRandom(v *models.Version) *rand.Rand {
+	return rand.New(rand.NewPCG(uint64(v.Number), 0)) // any fixed seed
 }
 
 // servingModels is the key of a context's lanes.
@@ -190,6 +195,20 @@ func (l *Lanes) Calm() bool {
 // model leaves open are 1.
 func RandomInputs(r *rand.Rand, v *models.Version, batch int) ([]tensor.Tensor, error) {
 	var inputs []tensor.Tensor
+	if v.Roles != nil {
+		return randomRanked(v, batch, func(p models.Port, first int) (tensor.Tensor, error) {
+			p.Shape = slices.Clone(p.Shape)
+			if len(p.Shape) > 0 && p.Shape[0] == models.Dynamic {
+				p.Shape[0] = int64(first)
+			}
+			in, err := newZeros(p, first, true)
+			if err != nil {
+				return in, fmt.Errorf("input %w", err)
+			}
+			fill(r, p, &in)
+			return in, nil
+		})
+	}
 	for _, p := range v.Inputs {
 		if p.Optional {
 			inputs = append(inputs, tensor.Tensor{})

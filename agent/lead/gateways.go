@@ -54,6 +54,8 @@ type gateway struct {
 	received uint64
 	// out gathers what the loop sends to this gateway at the next flush; nil: nothing.
 	out *control.MatchMessage
+	// knowsRoles is whether the gateway can split queries of models whose inputs have roles.
+	knowsRoles bool
 
 	mu      sync.Mutex
 	pending *control.MatchMessage // the next message for Match to send; nil: nothing
@@ -138,6 +140,8 @@ func (t *term) read(g *gateway, s control.Stream[control.MatchMessage, control.G
 	}
 	// A client with a name may say that its gateway is an agent's.
 	g.id, g.sdk = m.GetHello().GetGateway(), m.GetHello().GetAgent() == "" || g.client != ""
+	g.knowsRoles = control.VersionsOf(m.GetHello().GetProtocol(),
+		m.GetHello().GetNewestProtocol()).Newest >= control.VersionRoles
 	t.postToLoop(func() { t.connect(g) })
 	defer t.postToLoop(func() { t.removeGateway(g) })
 	hello <- nil
@@ -434,7 +438,7 @@ func (t *term) submit(g *gateway, s *control.Submit) {
 		BatchSize: int(s.GetBatchSize()),
 		Waited:    control.Duration(s.GetWaitedNs()), Agent: names.AgentName(s.GetAgent()),
 		Lane:          int(s.GetLane()),
-		Splits:        s.GetSplits(),
+		Splits:        s.GetSplits() && (g.knowsRoles || !t.ranked.splits[s.GetModel()]),
 		LeastAccuracy: minAccuracy(s),
 		LoadShare:     g.loadShareOf(s),
 		TagSize:       len(s.GetTraceparent()) + len(s.GetTracestate()),
@@ -448,7 +452,7 @@ func (t *term) submit(g *gateway, s *control.Submit) {
 	if err := g.countAgainstLimits(s); err != nil {
 		e.Denied, e.RetryAfter = status.Convert(err).Message(), outcome.Of(err).RetryAfter
 	}
-	if g.sdk && e.Attempt == 0 && !(e.Splits && partOf(match.QueryID{Sequence: e.Sequence}) > 0) {
+	if g.sdk && e.Attempt == 0 && !(s.GetSplits() && partOf(match.QueryID{Sequence: e.Sequence}) > 0) {
 		id := t.knownID(t.state.Newest(e.Model))
 		t.leader.config.Counts.Arrived(id.Name, id.Version)
 	}

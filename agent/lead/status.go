@@ -14,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/beat"
 	"github.com/muster-serve/muster/leader/match"
@@ -32,6 +33,48 @@ func memberOf(c *profiles.Catalogue, m *control.Member) *leader.Member {
 	return out
 }
 
+// A ranking is what the term knows of models whose inputs have roles.
+type ranking struct {
+	needs map[leader.ModelID]bool // only agents that know roles answer their queries
+	// splits are the names of models and families whose queries only gateways that know roles can
+	// split.
+	splits map[string]bool
+}
+
+// rankingOf returns what the members' descriptions say of roles.
+func rankingOf(members []*control.Member) ranking {
+	r := ranking{map[leader.ModelID]bool{}, map[string]bool{}}
+	for _, m := range members {
+		for _, held := range slices.Concat(m.GetModels(), m.GetLoadable()) {
+			if oip.NeedsRoles(held.GetMetadata().GetProperties()) {
+				r.needs[leader.ModelID{Name: held.GetName(), Version: held.GetVersion()}] = true
+			}
+			if held.GetSplitsByRoles() {
+				r.splits[held.GetName()] = true
+				if f := held.GetFamily(); f != "" {
+					r.splits[f] = true
+				}
+			}
+		}
+	}
+	return r
+}
+
+// equals reports whether nothing has changed.
+func (r ranking) equals(o ranking) bool {
+	return maps.Equal(r.needs, o.needs) && maps.Equal(r.splits, o.splits)
+}
+
+// removeUnserved removes from a member that does not know roles the models that need it to.
+func (r ranking) removeUnserved(m *control.Member, described *leader.Member) {
+	if m.KnowsRoles() || len(r.needs) == 0 {
+		return
+	}
+	needs := func(held leader.Model) bool { return r.needs[held.ModelID] }
+	described.Models = slices.DeleteFunc(described.Models, needs)
+	described.Loadable = slices.DeleteFunc(described.Loadable, needs)
+}
+
 // modelsOf converts a member's descriptions of models.
 func modelsOf(c *profiles.Catalogue, m *control.Member, all []*control.Model) []leader.Model {
 	if len(all) == 0 {
@@ -43,9 +86,10 @@ func modelsOf(c *profiles.Catalogue, m *control.Member, all []*control.Model) []
 			ModelID:   leader.ModelID{Name: held.GetName(), Version: held.GetVersion()},
 			QoSTarget: time.Duration(held.GetQosTargetNs()), Share: held.GetQosPercentile(),
 			Largest:    int(held.GetLargestBatchSize()),
-			RejectLate: held.GetRejectLate(), Splits: held.GetSplits(),
-			Merge:  held.GetMerge(),
-			Family: held.GetFamily(), Accuracy: held.GetAccuracy(),
+			RejectLate: held.GetRejectLate(),
+			Splits:     held.GetSplits() || held.GetSplitsByRoles(),
+			Merge:      held.GetMerge(),
+			Family:     held.GetFamily(), Accuracy: held.GetAccuracy(),
 			MinAccuracy: held.GetMinAccuracy(), TargetAccuracy: held.GetTargetAccuracy(),
 			Profile: members.KeyOf(c, m, held),
 		}

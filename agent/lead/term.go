@@ -58,6 +58,7 @@ type term struct {
 	described map[names.AgentName]*control.Member
 	viewed    map[*control.Member]*leader.Member
 	floors    map[string]float64 // the least accuracies that members state, by family
+	ranked    ranking            // of the members in viewed
 	// what each member holds and could hold, if it has said so
 	layouts  map[names.AgentName]*control.LayoutState
 	released wakeup.Signal // a release was made
@@ -432,12 +433,16 @@ func (t *term) viewChanged() {
 	if stated := statedFloors(members); !maps.Equal(stated, t.floors) {
 		t.floors, t.viewed = stated, nil // all are to be converted anew
 	}
+	if ranked := rankingOf(members); !ranked.equals(t.ranked) {
+		t.ranked, t.viewed = ranked, nil
+	}
 	seen := make(map[*control.Member]*leader.Member, len(members))
 	there := make(map[names.AgentName]bool, len(members))
 	said := make([]*leader.Member, len(members))
 	for i, m := range members {
 		if said[i] = t.viewed[m]; said[i] == nil {
 			said[i] = memberOf(t.leader.config.Catalogue, m)
+			t.ranked.removeUnserved(m, said[i])
 			t.requireFloors(said[i])
 		}
 		seen[m], there[m.AgentName()] = said[i], true
@@ -520,6 +525,7 @@ func (t *term) handleMemberMessage(name names.AgentName, m *control.WorkerMessag
 	if m.Member != nil {
 		t.described[name] = m.Member
 		described := memberOf(t.leader.config.Catalogue, m.Member)
+		t.ranked.removeUnserved(m.Member, described)
 		t.requireFloors(described)
 		t.step(leader.Event{Kind: leader.Described, Member: described, Free: free})
 	}

@@ -86,7 +86,7 @@ func (w *Worker) Infer(ctx context.Context, req *oip.Request, id control.Attempt
 		timeout: req.Timeout, arrival: arrival, lane: -1, alone: true,
 		answers: req.Answer,
 	})
-	w.completedAlone(v, id, q.batchSize, req.Bytes(), arrival, ran, err)
+	w.completedAlone(v, id, q, req.Bytes(), arrival, ran, err)
 	if err != nil {
 		return failed(err)
 	}
@@ -140,6 +140,7 @@ func (w *Worker) executeQuery(ctx context.Context, loaded *LoadedVersion, req *o
 		Model:       loaded.Model.runs,
 		Inputs:      q.inputs,
 		BatchSize:   q.batchSize,
+		Roles:       loaded.Version.Roles,
 		Profile:     loaded.Model.profile,
 		Arrival:     e.arrival,
 		QoSTarget:   config.QoSTarget,
@@ -150,7 +151,7 @@ func (w *Worker) executeQuery(ctx context.Context, loaded *LoadedVersion, req *o
 		Refuse:      e.alone,
 		Divide:      e.alone,
 
-		Merge: config.Merging(), LargestBatch: config.LargestBatchSize, Group: e.group,
+		Merge: mergingOf(loaded), LargestBatch: config.LargestBatchSize, Group: e.group,
 	})
 	if err != nil {
 		var cut *runtime.CutError
@@ -160,6 +161,12 @@ func (w *Worker) executeQuery(ctx context.Context, loaded *LoadedVersion, req *o
 		return executedRun{}, err
 	}
 	w.traceExecution(ctx, loaded, q, e.arrival, result)
+	if r := loaded.Version.Roles; r != nil {
+		if err := r.Answer(result.Outputs, q.size); err != nil {
+			result.Release()
+			return executedRun{}, fmt.Errorf("run %s: %w", loaded.Version, err)
+		}
+	}
 	ran := executedRun{
 		result: result, resp: w.makeResponse(loaded.Version, req, q, result),
 		spent: w.noteRun(loaded.Model, q.batchSize, result, time.Now()),
@@ -178,6 +185,15 @@ func (w *Worker) executeQuery(ctx context.Context, loaded *LoadedVersion, req *o
 		ran.nonFinite = max(ran.nonFinite, ran.resp.Outputs[i].NonFinite())
 	}
 	return ran, nil
+}
+
+// mergingOf returns how queries of a version run with others.
+func mergingOf(loaded *LoadedVersion) names.MergePolicy {
+	if m, ok := loaded.Model.Model.(interface{ MergesUsers() bool }); ok &&
+		loaded.Version.Roles != nil && !m.MergesUsers() {
+		return names.MergeNone
+	}
+	return loaded.Version.Config.Merging()
 }
 
 // makeResponse returns the answer to req, with the outputs that it asks for, in its order.

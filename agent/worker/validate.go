@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
 )
@@ -20,6 +21,9 @@ type validatedRequest struct {
 	inputs    []tensor.Tensor // in the order of the model's signature; zero: left out
 	batchSize int             // in [1, the model's largest]
 	first     string          // the input that says it
+	once      bool            // an input has one row
+	// size is what a query of a version with roles has; its Rows may be 0, and inputs have one then.
+	size roles.Size
 	// positions of the wanted outputs in the signature, in the request's order
 	outputs []int
 }
@@ -51,7 +55,7 @@ func validate(v *models.Version, req *oip.Request) (validatedRequest, error) {
 		if err := checkTensor(v, &v.Inputs[position], t); err != nil {
 			return validatedRequest{}, err
 		}
-		if !v.Batchless && v.Inputs[position].HasRows() {
+		if !v.Batchless && v.Roles == nil && v.Inputs[position].HasRows() {
 			if err := q.checkBatch(v, t); err != nil {
 				return validatedRequest{}, err
 			}
@@ -71,16 +75,70 @@ func validate(v *models.Version, req *oip.Request) (validatedRequest, error) {
 				portNames(v.Inputs))
 		}
 	}
+	if err := q.settleRows(v); err != nil {
+		return validatedRequest{}, err
+	}
 	var err error
 	q.outputs, err = chooseOutputs(v, req.Outputs)
 	return q, err
 }
 
-// checkBatch checks an input's batch size, and takes it for that of the query if it is the first.
+// settleRows checks the sizes of a query of a version with roles. Of one without, it repeats the
+// inputs that have one row for all rows of the others.
+func (q *validatedRequest) settleRows(v *models.Version) (err error) {
+	r := v.Roles
+	if r == nil {
+		if q.batchSize > 1 && q.once {
+			if q.inputs, err = plainRoles(v).Repeat(q.inputs); err != nil {
+				return outcome.Invalid("%w", err)
+			}
+		}
+		return nil
+	}
+	if rows, largest := r.Measure(q.inputs).Rows, v.Config.LargestBatchSize; rows > largest {
+		return outcome.Invalid("batch size %d, want 0 to %d: that is how many candidates %s takes", rows,
+			largest, v)
+	}
+	if q.size, err = r.Check(q.inputs); err != nil {
+		return outcome.Invalid("%w", err)
+	}
+	q.batchSize = max(1, q.size.Rows)
+	if q.size.Rows == 0 {
+		q.inputs, err = r.MakeRow(q.inputs)
+	} else if r.CanSplit() {
+		q.inputs, err = r.FillRows(q.inputs)
+	}
+	if err != nil {
+		return outcome.Invalid("%w", err)
+	}
+	return nil
+}
+
+// plainRoles returns the roles of a version that has none.
+func plainRoles(v *models.Version) *roles.Roles {
+	names, shapes := make([]string, len(v.Inputs)), make([][]int64, len(v.Inputs))
+	for i := range v.Inputs {
+		names[i] = v.Inputs[i].Name
+		if v.Inputs[i].HasRows() {
+			shapes[i] = v.Inputs[i].Shape
+		}
+	}
+	return roles.OfShapes(names, shapes)
+}
+
+// checkBatch checks an input's batch size, and takes it for that of the query if it is the first. An
+// input with one row may be for all rows of the others.
 func (q *validatedRequest) checkBatch(v *models.Version, t *tensor.Tensor) error {
 	batchSize := t.Shape[0]
 	if largest := v.Config.LargestBatchSize; batchSize < 1 || batchSize > int64(largest) {
 		return outcome.Invalid("input %q: batch size %d, want 1 to %d", t.Name, batchSize, largest)
+	}
+	if mayBeOnce := !v.Config.NeverSentOnce; mayBeOnce && (batchSize == 1 || q.batchSize == 1) {
+		q.once = true
+		if batchSize == 1 && q.batchSize > 1 {
+			return nil
+		}
+		q.batchSize = 0
 	}
 	if q.batchSize == 0 {
 		q.batchSize, q.first = int(batchSize), t.Name

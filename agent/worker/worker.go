@@ -20,6 +20,7 @@ import (
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/api/tracing"
@@ -375,7 +376,8 @@ type attempt struct {
 	bytes       int64
 	ran         executedRun
 	// how long the run had taken when it was cut off; 0: it was not cut off
-	cut time.Duration
+	cut  time.Duration
+	size roles.Size // of a query of a version with roles
 }
 
 // isQuery reports whether the attempt counts for its query in the metrics. Of the parts of a query,
@@ -410,6 +412,7 @@ func (w *Worker) performAttempt(ctx context.Context, req *oip.Request, t *attemp
 	t.bytes = req.Bytes()
 	t.held.Model, t.held.Version, t.held.BatchSize = loaded.Version.Model, loaded.Version.Number,
 		uint32(q.batchSize)
+	t.size = q.size
 	if deadline, ok := ctx.Deadline(); ok {
 		if remaining := w.lanes.Remaining(loaded.Version.Model); t.reservation == nil &&
 			time.Until(deadline) < remaining {
@@ -499,6 +502,7 @@ func (w *Worker) reportEnd(t *attempt, err error) {
 		Model: t.held.Model, Version: t.held.Version, BatchSize: t.held.BatchSize,
 		ReceiveNs: int64(t.receive), LatencyNs: int64(time.Since(t.arrival)),
 		Bytes: uint64(t.bytes), Shadow: t.attempt.Shadow,
+		Users: uint32(t.size.Users), Values: uint64(t.size.Values),
 	}
 	if t.ran.result != nil {
 		setDurations(c, t.ran)
@@ -519,12 +523,12 @@ func (w *Worker) reportEnd(t *attempt, err error) {
 
 // completedAlone tells the leader, which is this agent, of a query that ran or was refused without
 // the leader's decision; ran is empty if it was refused with err.
-func (w *Worker) completedAlone(v *models.Version, id control.Attempt, batchSize int, bytes int64,
+func (w *Worker) completedAlone(v *models.Version, id control.Attempt, q validatedRequest, bytes int64,
 	arrival time.Time, ran executedRun, err error) {
 	c := &control.Completed{
 		Gateway: id.Gateway, Sequence: id.Sequence, Attempt: id.Attempt, Model: v.Model,
-		Version: v.Number, BatchSize: uint32(batchSize), LatencyNs: int64(time.Since(arrival)),
-		Bytes: uint64(bytes),
+		Version: v.Number, BatchSize: uint32(q.batchSize), LatencyNs: int64(time.Since(arrival)),
+		Bytes: uint64(bytes), Users: uint32(q.size.Users), Values: uint64(q.size.Values),
 	}
 	if ran.result != nil {
 		setDurations(c, ran)

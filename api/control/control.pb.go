@@ -2815,6 +2815,8 @@ type Model struct {
 	Merge  string `protobuf:"bytes,13,opt,name=merge,proto3" json:"merge,omitempty"`
 	Number uint64 `protobuf:"varint,11,opt,name=number,proto3" json:"number,omitempty"` // in a Watch of changes: by which members name it
 	Splits bool   `protobuf:"varint,12,opt,name=splits,proto3" json:"splits,omitempty"` // its queries may run as several parts
+	// As splits, of a model whose inputs have roles: of gateways that know them. splits is then false.
+	SplitsByRoles bool `protobuf:"varint,21,opt,name=splits_by_roles,json=splitsByRoles,proto3" json:"splits_by_roles,omitempty"`
 	// family is what the model answers for beside its own name; empty: nothing.
 	Family   string  `protobuf:"bytes,14,opt,name=family,proto3" json:"family,omitempty"`
 	Accuracy float64 `protobuf:"fixed64,15,opt,name=accuracy,proto3" json:"accuracy,omitempty"` // in (0, 1]; 0: unknown, which counts as 1
@@ -2948,6 +2950,13 @@ func (x *Model) GetNumber() uint64 {
 func (x *Model) GetSplits() bool {
 	if x != nil {
 		return x.Splits
+	}
+	return false
+}
+
+func (x *Model) GetSplitsByRoles() bool {
+	if x != nil {
+		return x.SplitsByRoles
 	}
 	return false
 }
@@ -8503,7 +8512,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\adestroy\x18\b \x01(\bH\x00R\adestroyB\b\n" +
 	"\x06change\"D\n" +
 	"\vFleetCounts\x125\n" +
-	"\x06counts\x18\x01 \x03(\v2\x1d.muster.control.v1.FleetCountR\x06counts\"\xf6\x04\n" +
+	"\x06counts\x18\x01 \x03(\v2\x1d.muster.control.v1.FleetCountR\x06counts\"\x9e\x05\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +
@@ -8520,7 +8529,8 @@ const file_control_control_proto_rawDesc = "" +
 	" \x01(\tR\bchecksum\x12\x14\n" +
 	"\x05merge\x18\r \x01(\tR\x05merge\x12\x16\n" +
 	"\x06number\x18\v \x01(\x04R\x06number\x12\x16\n" +
-	"\x06splits\x18\f \x01(\bR\x06splits\x12\x16\n" +
+	"\x06splits\x18\f \x01(\bR\x06splits\x12&\n" +
+	"\x0fsplits_by_roles\x18\x15 \x01(\bR\rsplitsByRoles\x12\x16\n" +
 	"\x06family\x18\x0e \x01(\tR\x06family\x12\x1a\n" +
 	"\baccuracy\x18\x0f \x01(\x01R\baccuracy\x12!\n" +
 	"\fmin_accuracy\x18\x12 \x01(\x01R\vminAccuracy\x12'\n" +

@@ -45,8 +45,10 @@ const (
 	labelsPrefix   = "labels."
 	batchless      = "batchless"
 	optional       = "optional"
-	rolesProperty  = "roles"
 )
+
+// RolesProperty is the name of the property with a model's roles; a model without it has none.
+const RolesProperty = "roles"
 
 // Map returns p in the form of the field `properties`.
 func (p Properties) Map() map[string]string {
@@ -64,7 +66,7 @@ func (p Properties) Map() map[string]string {
 		m[batchless] = "true"
 	}
 	if p.Roles != nil {
-		m[rolesProperty] = p.Roles.String()
+		m[RolesProperty] = p.Roles.String()
 	}
 	for input, bounds := range p.IDBounds {
 		s := make([]string, len(bounds))
@@ -142,10 +144,10 @@ func ParseProperties(m map[string]string) (Properties, error) {
 		}
 	}
 	p.Batchless = m[batchless] == "true"
-	if text := m[rolesProperty]; text != "" {
+	if text := m[RolesProperty]; text != "" {
 		var err error
 		if p.Roles, err = roles.Parse(text); err != nil {
-			return Properties{}, fmt.Errorf("model property %s: %w", rolesProperty, err)
+			return Properties{}, fmt.Errorf("model property %s: %w", RolesProperty, err)
 		}
 	}
 	if list := m[optional]; list != "" {
@@ -190,6 +192,17 @@ func ParseProperties(m map[string]string) (Properties, error) {
 		p.IDBounds[input] = bounds
 	}
 	return p, nil
+}
+
+// NeedsRoles reports whether only agents that know the roles of a model's inputs can answer its
+// queries, of a model with these properties.
+func NeedsRoles(properties map[string]string) bool {
+	text := properties[RolesProperty]
+	if text == "" {
+		return false
+	}
+	r, err := roles.Parse(text)
+	return err == nil && r.NeedsRoles()
 }
 
 // listOf returns texts as a list in JSON, for they may have any characters.

@@ -3,6 +3,7 @@ package oip
 import (
 	"fmt"
 
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/tensor"
 )
 
@@ -40,11 +41,34 @@ func (r *Request) Split(rows []int) ([]*Request, error) {
 	return queries, nil
 }
 
+// SplitBy is Split for a query of a model with the given roles: what belongs to the user or the query
+// as a whole is the same of all parts. nil is Split.
+func (r *Request) SplitBy(by *roles.Roles, rows []int) ([]*Request, error) {
+	if by == nil {
+		return r.Split(rows)
+	}
+	parts, err := by.Split(r.Inputs, rows)
+	if err != nil {
+		return nil, err
+	}
+	queries := make([]*Request, len(rows))
+	for p := range queries {
+		queries[p] = r.Share()
+		queries[p].Inputs = parts[p]
+	}
+	return queries, nil
+}
+
 // Join makes the answer to a query of those to its parts, which have the given numbers of rows: the
 // outputs' rows in the order of the parts, and all else of the first part. It copies the outputs,
 // and does not release the parts. The error names the model, and an output whose first dimension is
 // not its part's number of rows.
-func Join(parts []*Response, rows []int) (*Response, error) {
+func Join(parts []*Response, rows []int) (*Response, error) { return JoinBy(nil, parts, rows) }
+
+// JoinBy is Join for a model with the given roles, which may be nil: of an output of the user, the
+// parts must agree. The error names the output.
+func JoinBy(by *roles.Roles, parts []*Response, rows []int) (*Response, error) {
+	ofUser := func(out string) bool { return by != nil && by.Output(out) == roles.User }
 	first := parts[0]
 	resp := &Response{
 		Model: first.Model, Version: first.Version, ID: first.ID, Parameters: first.Parameters,
@@ -65,6 +89,7 @@ func Join(parts []*Response, rows []int) (*Response, error) {
 			case out.Name != first.Outputs[i].Name:
 				return nil, fmt.Errorf("model %q answers parts of a query with the outputs %q and "+
 					"%q in the same place", first.Model, first.Outputs[i].Name, out.Name)
+			case ofUser(out.Name):
 			case len(out.Shape) == 0 || out.Shape[0] != int64(rows[p]):
 				return nil, fmt.Errorf("model %q answers %d rows with output %q of shape %v: its "+
 					"rows are not independent, as its model.yaml says; to keep its queries whole, "+
@@ -77,8 +102,15 @@ func Join(parts []*Response, rows []int) (*Response, error) {
 		for p, part := range parts {
 			all[p] = part.Outputs[i]
 		}
-		var err error
-		if resp.Outputs[i], err = tensor.Join(all); err != nil {
+		joined, err := all, error(nil)
+		if ofUser(all[0].Name) {
+			_, err = roles.SameOf(all)
+			joined = all[:1]
+		}
+		if err == nil {
+			resp.Outputs[i], err = tensor.Join(joined)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("model %q: join the parts of a query: %w", first.Model, err)
 		}
 	}

@@ -9,8 +9,8 @@ import (
 )
 
 // maxBytes bounds the memory that repeating the inputs of a user takes: a shape of a few bytes could
-// ask for any amount. It is as much as ONNX Runtime's tensors may have here. Chosen.
-const maxBytes = 2 << 30
+// ask for any amount. Chosen: histories of some KiB, for some thousand rows, take some MiB.
+const maxBytes = 512 << 20
 
 // units returns for how many rows, or users, an index of the feature is. It is false if its shape
 // does not fit.
@@ -266,6 +266,21 @@ func gather(pieces []piece, spans []span, total int64,
 func tooLarge(input string) error {
 	return fmt.Errorf("input %q: repeated for each row it would take more than %d bytes", input,
 		maxBytes)
+}
+
+// OneEach returns the index of a feature with one value in each bag of so many rows, or users. like has
+// its name, type and rank.
+func (f *Feature) OneEach(like tensor.Tensor, rows int) tensor.Tensor {
+	lengths := make([]int64, rows*f.keys())
+	for i := range lengths {
+		lengths[i] = 1
+	}
+	return f.encode(&like, rows, lengths)
+}
+
+// IsIndex reports whether an input says which values of a ragged feature are whose.
+func (r *Roles) IsIndex(input string) bool {
+	return slices.ContainsFunc(r.Ragged, func(f Feature) bool { return f.Index == input })
 }
 
 // encode returns the index of a feature whose bags have these lengths, in the form of like.

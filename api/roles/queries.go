@@ -1,6 +1,7 @@
 package roles
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 
@@ -18,7 +19,7 @@ func (r *Roles) Split(inputs []tensor.Tensor, rows []int) ([][]tensor.Tensor, er
 	sum := 0
 	for _, n := range rows {
 		if n <= 0 {
-			return nil, fmt.Errorf("a part of %d rows, want more than 0", n)
+			return nil, fmt.Errorf("tensor %q: a part of %d rows, want more than 0", nameOf(inputs), n)
 		}
 		sum += n
 	}
@@ -108,6 +109,83 @@ func (r *Roles) Repeat(inputs []tensor.Tensor) ([]tensor.Tensor, error) {
 	return r.Join([][]tensor.Tensor{inputs})
 }
 
+// RepeatRows is Repeat for all but what belongs to the user, which there is once. It is an error if a
+// query has several users: inputs of the same user for each row count as one.
+func (r *Roles) RepeatRows(inputs []tensor.Tensor) ([]tensor.Tensor, error) {
+	return r.repeatRows(inputs, true)
+}
+
+// FillRows returns the inputs with what rows have once, beside other rows, once for each row. It leaves
+// what belongs to users as it is.
+func (r *Roles) FillRows(inputs []tensor.Tensor) ([]tensor.Tensor, error) {
+	return r.repeatRows(inputs, false)
+}
+
+// repeatRows is RepeatRows, with oneUser whether users are brought to one.
+func (r *Roles) repeatRows(inputs []tensor.Tensor, oneUser bool) ([]tensor.Tensor, error) {
+	rows := r.Measure(inputs).Rows
+	out := slices.Clone(inputs)
+	for i := range out {
+		t := &out[i]
+		if t.DataType == "" || len(t.Shape) == 0 || rows == 1 {
+			continue
+		}
+		switch r.Input(t.Name) {
+		case Row:
+			if t.Shape[0] == 1 {
+				repeated, err := repeat(*t, rows)
+				if err != nil {
+					return nil, err
+				}
+				*t = repeated
+			}
+		case User:
+			if t.Shape[0] == 1 || !oneUser {
+				continue
+			}
+			c, err := newCutter(t)
+			if err != nil {
+				return nil, err
+			}
+			for k := range t.Shape[0] {
+				if !slices.Equal(c.cut(0, 1), c.cut(k, k+1)) {
+					return nil, fmt.Errorf("input %q: row %d is of another user than row 0, want one user a "+
+						"query", t.Name, k)
+				}
+			}
+			if t.Shape[0] > 0 {
+				t.Data, t.Shape = c.cut(0, 1), slices.Clone(t.Shape)
+				t.Shape[0] = 1
+			}
+		}
+	}
+	for i := range r.Ragged {
+		b, err := r.Ragged[i].bagsOf(out)
+		switch {
+		case err != nil:
+			return nil, err
+		case b.f.Per == User && b.n != 1 && oneUser:
+			return nil, fmt.Errorf("input %q: %s of %d users, want one user a query", b.f.Index, b.f.Form,
+				b.n)
+		case b.f.Per == Row && b.n == 1 && rows != 1:
+			if err := b.f.putJoined(out, []piece{{b, 0, 1, rows}}); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
+}
+
+// repeat returns a tensor with its only row so many times.
+func repeat(t tensor.Tensor, rows int) (tensor.Tensor, error) {
+	if rows > maxRows || len(t.Data) > 0 && rows > maxBytes/len(t.Data) {
+		return t, tooLarge(t.Name)
+	}
+	t.Shape, t.Data = slices.Clone(t.Shape), bytes.Repeat(t.Data, rows)
+	t.Shape[0] = int64(rows)
+	return t, nil
+}
+
 // Join returns the inputs of one run of several queries: their rows one after the other, and for each
 // of them what belongs to its user. Each query must have passed [Roles.Check], in the same order of
 // inputs. Inputs of role Query are those of the first query. It is an error if there are more than
@@ -129,7 +207,7 @@ func (r *Roles) Join(queries [][]tensor.Tensor) ([]tensor.Tensor, error) {
 			len(queries) == 1 && t.Shape[0] == int64(sum) {
 			continue
 		}
-		bytes := 0
+		size := 0
 		for q, inputs := range queries {
 			in := &inputs[i]
 			if in.DataType != t.DataType || len(in.Shape) != len(t.Shape) ||
@@ -137,11 +215,11 @@ func (r *Roles) Join(queries [][]tensor.Tensor) ([]tensor.Tensor, error) {
 				return nil, fmt.Errorf("input %q: %s %v and %s %v cannot be joined", t.Name, t.DataType,
 					t.Shape, in.DataType, in.Shape)
 			}
-			if bytes += len(in.Data) * timesOf(int(in.Shape[0]), sizes[q]); bytes > maxBytes {
+			if size += len(in.Data) * timesOf(int(in.Shape[0]), sizes[q]); size > maxBytes {
 				return nil, tooLarge(t.Name)
 			}
 		}
-		data := make([]byte, 0, bytes)
+		data := make([]byte, 0, size)
 		for q, inputs := range queries {
 			for range timesOf(int(inputs[i].Shape[0]), sizes[q]) {
 				data = append(data, inputs[i].Data...)
@@ -212,4 +290,12 @@ func (r *Roles) MakeRow(inputs []tensor.Tensor) ([]tensor.Tensor, error) {
 		}
 	}
 	return inputs, nil
+}
+
+// nameOf names a query by its first input.
+func nameOf(inputs []tensor.Tensor) string {
+	if len(inputs) == 0 {
+		return ""
+	}
+	return inputs[0].Name
 }
