@@ -196,12 +196,12 @@ var rules = []rule{
 		reason: "what to rent and to return is arithmetic on what is seen",
 	},
 	{
-		folder:  "leader/rent/choose",
+		folder: "leader/rent/choose",
 		imports: []string{
 			"leader/fleetplan", "leader/plan", "leader/rent", "leader/staffing", "profiles",
 		},
-		never:   append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
-		reason:  "how many of each type to rent is arithmetic on demand and prices",
+		never:  append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
+		reason: "how many of each type to rent is arithmetic on demand and prices",
 	},
 	{
 		folder: "cloud", imports: []string{
