@@ -52,8 +52,9 @@ import (
 // While Run runs, the agent has these goroutines: those of its servers, with one or more for
 // each connection and call; those of the model repository, of gossip, of members.Members and of
 // lead.Leader; and one each that waits for the first models, updates the gateway's view of the
-// fleet, finds out the instance type, watches the card and the limits of the process, gathers the dashboard's beats, and forgets
-// what belongs to removed versions and agents. All have ended when Run returns.
+// fleet, finds out the instance type, watches the card and the limits of the process, gathers the
+// dashboard's beats, and forgets what belongs to removed versions and agents. All have ended when
+// Run returns.
 type Agent struct {
 	config  Config
 	log     *slog.Logger // its handler also records events for [serve.Events]

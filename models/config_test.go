@@ -138,7 +138,8 @@ func TestRequires(t *testing.T) {
 	_, err := parseConfig("model.yaml", []byte(later))
 	var format *document.FormatError
 	if want := fmt.Sprintf("model.yaml:3: requires format %d, but this version of Muster knows formats "+
-		"up to %d: upgrade Muster here", document.Format+1, document.Format); !errors.As(err, &format) || err.Error() != want {
+		"up to %d: upgrade Muster here", document.Format+1, document.Format); !errors.As(err, &format) ||
+		err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
 }

@@ -168,15 +168,19 @@ func TestStatedRoles(t *testing.T) {
 		"sent_once: [user]\n": "m.yaml:1: the file says the roles of inputs or outputs, which older " +
 			"versions of Muster do not know: it must say requires: 2, too",
 		"requires: 2\nsent_once: user\n": "m.yaml:2: sent_once: got \"user\", expected a list of inputs, or false",
-		"requires: 2\nsize_of: x:one\n":  "m.yaml:2: size_of: got \"x:one\", expected the name of an input, or NAME:DIMENSION",
+		"requires: 2\nsize_of: x:one\n": "m.yaml:2: size_of: got \"x:one\", " +
+			"expected the name of an input, or NAME:DIMENSION",
 		"requires: 2\nragged: [{values: v}]\n": "m.yaml:2: ragged[0]: expected values, and one of lengths, " +
 			"offsets and row_splits",
 		"requires: 2\nragged: [{values: v, lengths: l, offsets: o}]\n":        "ragged[0].offsets: lengths is given, too",
 		"requires: 2\nragged: [{values: v, lengths: l, last_offset: true}]\n": "last_offset is of offsets",
-		"requires: 2\nragged: [{values: v, lengths: l, per: item}]\n":         `ragged[0].per: got "item", expected "row" or "user"`,
-		"requires: 2\nragged: [{values: v, lengths: l, layout: other}]\n":     `expected "key_major" or "row_major"`,
-		"requires: 2\nragged: [{values: v, lengths: l, more: 1}]\n":           `unknown key "ragged[0].more"`,
-		"requires: 2\ninputs: [{name: x, role: item}]\n":                      `inputs[0].role: got "item", expected "row", "user" or "query"`,
+		"requires: 2\nragged: [{values: v, lengths: l, per: item}]\n": `ragged[0].per: got "item", ` +
+			`expected "row" or "user"`,
+		"requires: 2\nragged: [{values: v, lengths: l, layout: other}]\n": `expected "key_major" ` +
+			`or "row_major"`,
+		"requires: 2\nragged: [{values: v, lengths: l, more: 1}]\n": `unknown key "ragged[0].more"`,
+		"requires: 2\ninputs: [{name: x, role: item}]\n": `inputs[0].role: got "item", ` +
+			`expected "row", "user" or "query"`,
 		"requires: 2\nragged: [{values: v, lengths: l, keys: 0}]\nsize_of: x": `ragged[0].keys: got "0"`,
 	} {
 		if _, err := parseConfig("m.yaml", []byte(settings)); err == nil ||

@@ -317,7 +317,8 @@ func TestProgress(t *testing.T) {
 func TestUnknownModel(t *testing.T) {
 	_, err := zoo.Generate(t.Context(), t.TempDir(), "dlrm", zoo.Options{})
 	if want := "generate model dlrm: unknown model, expected one of ncf, rm1, rm2, rm3, wnd, " +
-		"mtwnd, din, dien, ranker-din, ranker-dien, ranker-transformer, ranker-dlrm"; err == nil || err.Error() != want {
+		"mtwnd, din, dien, ranker-din, ranker-dien, ranker-transformer, " +
+		"ranker-dlrm"; err == nil || err.Error() != want {
 		t.Errorf("got error %v, want %s", err, want)
 	}
 }
