@@ -172,7 +172,8 @@ func TestStatedRoles(t *testing.T) {
 			"expected the name of an input, or NAME:DIMENSION",
 		"requires: 2\nragged: [{values: v}]\n": "m.yaml:2: ragged[0]: expected values, and one of lengths, " +
 			"offsets and row_splits",
-		"requires: 2\nragged: [{values: v, lengths: l, offsets: o}]\n":        "ragged[0].offsets: lengths is given, too",
+		"requires: 2\nragged: [{values: v, lengths: l, offsets: o}]\n": "ragged[0].offsets: lengths is " +
+			"given, too",
 		"requires: 2\nragged: [{values: v, lengths: l, last_offset: true}]\n": "last_offset is of offsets",
 		"requires: 2\nragged: [{values: v, lengths: l, per: item}]\n": `ragged[0].per: got "item", ` +
 			`expected "row" or "user"`,
@@ -189,9 +190,10 @@ func TestStatedRoles(t *testing.T) {
 		}
 	}
 	for settings, want := range map[string]string{
-		"sent_once: [other]":                           `input "other": the model has user, items, values, lengths`,
-		"size_of: other":                               `input "other": the model has`,
-		"size_of: user:2":                              "size_of is dimension 2 of input \"user\", which has shape [-1 8]",
+		"sent_once: [other]": `input "other": the model has user, items, values, lengths`,
+		"size_of: other":     `input "other": the model has`,
+		"size_of: user:2": "size_of is dimension 2 of input \"user\", " +
+			"which has shape [-1 8]",
 		"sent_once: [user, items, values, lengths]":    "no input has the role row",
 		"ragged: [{values: values, lengths: missing}]": `ragged input "missing": the model has`,
 		"sent_once: [user]\ninputs: [{name: user, role: row}]": `input "user" is in sent_once and has ` +
