@@ -106,6 +106,21 @@ if [ "$(sed 's/.* //' "$work/go" "$work/python" | sort -u | wc -l)" != 1 ]; then
   exit 1
 fi
 
+echo "=== Ranking"
+python=$(scripts/venv.sh onnx)/python
+ranking() { "$python" examples/ranking/ranking.py "$@"; }
+"$python" -m pip install --quiet --disable-pip-version-check --no-index \
+  -r examples/ranking/requirements.txt
+ranking sample "$work/logs"
+for data in ml-100k zozotown; do
+  ranking load "$data" "$work/logs" "$work/ranking"
+  cp -r "$work/ranking/models/$data" "$work/models"
+  bin/muster models load "$data" --server "$grpc"
+  bin/muster bench --server "$grpc" --from "$work/ranking/$data.jsonl" \
+    --log "$work/ranking/$data.log"
+  ranking score "$work/ranking/$data" --server "http://$http"
+done
+
 echo "=== Prometheus"
 metrics=$(field metrics "$work/agent1.log")
 curl -sf "http://$metrics/metrics" >"$work/metrics"
