@@ -16,6 +16,7 @@ import (
 type options struct {
 	modelDir, library, out, picture      string
 	samples, provider, gpu, instanceType string
+	from                                 string // a file of recorded queries, or ""
 	format                               string // of the picture
 	cores, rounds                        int
 	counts                               []int
@@ -49,11 +50,16 @@ The file is what "muster place hera" reads. docs/sharing.md describes it.
 
 With --samples it measures something else: how long runs of each batch size take on
 the lane that an agent has here by default, which is all cores, or the GPU. "muster
-sim" and "muster plan" read that file, or several in one (docs/profiles.md).`,
+sim" and "muster plan" read that file, or several in one (docs/profiles.md).
+
+With --from it runs recorded queries with inputs on that lane, and prints how far off
+predictions of held-out runs are: by rows alone, and by work, which also counts users
+and values of ragged features.`,
 		Example: `  muster profile rm2 wnd --pairs
   muster profile ncf wnd --cores 4 --out ncf-wnd.json --picture ncf-wnd.png
   muster place hera sharing.json --load 10
-  muster profile mymodel --samples g4dn.csv --instance-type g4dn.xlarge`,
+  muster profile mymodel --samples g4dn.csv --instance-type g4dn.xlarge
+  muster profile ranker --from queries.jsonl`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.run(cmd.Context(), args, cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -81,9 +87,14 @@ sim" and "muster plan" read that file, or several in one (docs/profiles.md).`,
 		"file to draw them to, .png or .svg (default beside the other file)")
 	flags.StringVar(&o.samples, "samples", "",
 		"CSV file to write the times of single runs to, instead of all else")
+	flags.StringVar(&o.from, "from", "",
+		"file of recorded queries with inputs to run, instead of all else")
 	for _, other := range []string{"out", "pairs", "workers"} {
 		cmd.MarkFlagsMutuallyExclusive("samples", other)
+		cmd.MarkFlagsMutuallyExclusive("from", other)
 	}
+	cmd.MarkFlagsMutuallyExclusive("from", "samples")
+	cmd.MarkFlagsMutuallyExclusive("from", "picture")
 	return cmd
 }
 

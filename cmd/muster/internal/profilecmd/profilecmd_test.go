@@ -9,6 +9,7 @@ import (
 	"image/png"
 	"io"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/muster-serve/muster/agent/worker"
+	"github.com/muster-serve/muster/api/querytrace"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/models/zoo"
@@ -165,6 +167,46 @@ func TestSamples(t *testing.T) {
 	defer drawn.Close()
 	if image, err := png.Decode(drawn); err != nil || image.Bounds().Dx() < 500 {
 		t.Errorf("the picture: %v", err)
+	}
+}
+
+// TestRecorded runs recorded queries; users and values that say nothing make work no better.
+func TestRecorded(t *testing.T) {
+	repository := smallModels(t, "ncf")
+	v, err := models.ReadNewest(repository, "ncf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "q.jsonl")
+	var text bytes.Buffer
+	w := querytrace.NewWriter(&text)
+	r := rand.New(rand.NewPCG(1, 0))
+	for i := range 60 {
+		q := querytrace.Query{Model: "ncf", Rows: 1 + i%64, Users: 1}
+		if q.Inputs, err = runtime.RandomInputs(r, v, q.Rows); err != nil {
+			t.Fatal(err)
+		}
+		slices.Reverse(q.Inputs)
+		if err := w.Write(q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(file, text.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := options{modelDir: repository, library: runtimetest.Library(t), provider: "cpu", rounds: 3,
+		from: file}
+	var printed, messages bytes.Buffer
+	if err := o.run(t.Context(), []string{"ncf"}, &printed, &messages); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Fields(strings.Split(printed.String(), "\n")[1]); len(got) != 9 ||
+		got[0] != "ncf" || got[1] != "60" || got[2] != got[4] || got[8] != "rows" {
+		t.Errorf("printed %s", &printed)
+	}
+	err = o.run(t.Context(), []string{"wnd"}, &printed, &messages)
+	if err == nil || !strings.Contains(err.Error(), `no queries for model "wnd"`) {
+		t.Errorf("another model: %v", err)
 	}
 }
 

@@ -34,6 +34,9 @@ func (o *options) run(ctx context.Context, names []string, out, messages io.Writ
 	if err := o.check(names, top); err != nil {
 		return misuse.Wrap(err)
 	}
+	if o.from != "" {
+		return o.measureRecorded(ctx, names, out, messages)
+	}
 	if o.samples != "" {
 		return o.measureSamples(ctx, names, out, messages)
 	}
