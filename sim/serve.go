@@ -90,7 +90,7 @@ func (r *simulation) describeLane(l *lane) fleet.Lane {
 
 // serviceTime is how long a lane runs a query.
 func (r *simulation) serviceTime(lane int, q *fleet.Query) time.Duration {
-	service := r.lanes[lane].execution[q.Model].Quantile(q.Uniform, q.BatchSize)
+	service := r.lanes[lane].execution[q.Model].Quantile(q.Uniform, q.Size())
 	if q.Noise != 1 {
 		service = time.Duration(float64(service) * q.Noise)
 	}

@@ -19,6 +19,9 @@ type Query struct {
 	// Users is how many users the rows belong to, and Values how many values its ragged features
 	// have; 0 if nobody says.
 	Users, Values int
+	// Work is the batch size that takes as long as the query does, where its users and values make
+	// it take longer or shorter than its rows; 0: BatchSize. Only a simulation knows it.
+	Work int
 	// Deadline is how long after its arrival its client waits; 0 if that is the model's deadline.
 	Deadline time.Duration
 	// Number counts the queries of a [QueryTrace] from 1; 0: the query was drawn.

@@ -68,8 +68,8 @@ type Config struct {
 	// Clock, if not nil, is a wall clock, with which the time of leaders' steps is measured.
 	Clock func() time.Duration
 
-	// Service returns how long a lane runs a query, whose batch size is the sum of those that run
-	// with it. Waits is called when a query begins or ends to wait for a lane, Split when it is
+	// Service returns how long a lane runs a query, whose work is the sum of those that run with
+	// it. Waits is called when a query begins or ends to wait for a lane, Split when it is
 	// split, which happens once at most. Finish is called with a query's outcome; by counts if it
 	// is served.
 	Service func(lane int, q *Query) time.Duration
@@ -153,13 +153,18 @@ type Query struct {
 	Family names.ModelKey
 	// BatchSize is in 1..the model's largest batch size.
 	BatchSize int
-	Arrival   time.Duration
+	// Work is the batch size that takes as long, where the leader sees another; 0: BatchSize.
+	Work    int
+	Arrival time.Duration
 	// Uniform and Noise are random numbers for [Config.Service].
 	Uniform, Noise float64
 	// CancelAfter is how long after its arrival the client cancels the query, if it has no outcome
 	// by then; 0: it does not.
 	CancelAfter time.Duration
 }
+
+// Size is the batch size by which the query takes its time.
+func (q *Query) Size() int { return cmp.Or(q.Work, q.BatchSize) }
 
 // askedName is what a query asks for.
 func (c *Config) askedName(q *Query) names.ModelKey {

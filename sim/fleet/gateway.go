@@ -245,7 +245,7 @@ func (g *gateway) split(sequence uint64, rows []int) {
 	parts := make([]*queries.Query, len(rows))
 	for i, n := range rows {
 		part := &gatewayQuery{Query: whole.Query, whole: whole}
-		part.BatchSize = n
+		part.BatchSize, part.Work = n, (whole.Work*n+whole.BatchSize-1)/whole.BatchSize
 		if g.f.cfg.Luck != nil {
 			g.f.cfg.Luck(&part.Query, i+1)
 		}

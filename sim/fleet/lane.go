@@ -192,9 +192,10 @@ func (a *agent) start(c *call, run *lane.Run) {
 	if run == nil {
 		a.running = append(a.running, c)
 	} else {
-		whole.BatchSize = run.Rows
+		whole.BatchSize, whole.Work = run.Rows, 0
 		for _, q := range run.Members {
 			x := q.Owner.(*call)
+			whole.Work += x.of.Size()
 			x.merged, x.joined = run.Rows, x != c
 			a.running = append(a.running, x)
 		}
