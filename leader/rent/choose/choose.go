@@ -558,6 +558,9 @@ func (c *Chooser) weighChange(at time.Duration, choice *Choice, f *Fleet, g *gua
 // it is to grow: two standard deviations of the count of a minute's queries, but at most half of
 // the headroom. So chance alone does not change the fleet of a steady load.
 func (c *Chooser) tolerance(rate float64) float64 {
+	if c.rhythm.period > 0 { // the rate is without chance already
+		return 0
+	}
 	return min(2/math.Sqrt(60*rate), staffing.Tolerance*(c.config.Headroom-1))
 }
 
