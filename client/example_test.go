@@ -49,6 +49,18 @@ func Example() {
 	// Output: [2 1] [6 150]
 }
 
+// A ranking query has its user once beside many candidates: inputs of other first dimensions.
+func ExampleClient_Infer_userOnce() {
+	rank := func(c *client.Client) (*oip.Response, error) {
+		user, _ := tensor.Of("user_id", []int64{42}, 1)
+		items, _ := tensor.Of("item_ids", []int64{7, 8, 9}, 3)
+		return c.Infer(context.Background(), &oip.Request{
+			Model: "ranker", Inputs: []tensor.Tensor{user, items},
+		})
+	}
+	_ = rank
+}
+
 func ExampleClient_Infer_errors() {
 	address, stop := startAgent()
 	defer stop()
