@@ -39,7 +39,7 @@ func FuzzMeta(f *testing.F) {
 // TestMetaVersions: who speaks a version that this agent speaks is a member, whether it says one or
 // a range; of others no more is read than the version.
 func TestMetaVersions(t *testing.T) {
-	spoken := control.Spoken
+	spoken := control.Versions{Oldest: 7, Newest: 7}
 	for _, tt := range []struct {
 		name string
 		b    []byte

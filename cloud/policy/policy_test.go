@@ -108,7 +108,7 @@ func TestFaults(t *testing.T) {
 		{"max_pool", "max-pool", `f:12: spot: unknown key "max-pool", want one of max_pool, share`},
 		{"spot: false", "spot: never", `f:7: "never", want one of true, false`},
 		{"20m", "soon", `f:8: "soon", want a duration, such as 10m`},
-		{"calm: 20m", "clam: 20m\nrequires: 2", "f:9: requires format 2, but this version of Muster knows"},
+		{"calm: 20m", "clam: 20m\nrequires: 9", "f:9: requires format 9, but this version of Muster knows"},
 		{"calm: 20m", "requires: 0", `f:8: requires: got "0", want the number of a format`},
 	} {
 		text := strings.Replace(good, tt.old, tt.new, 1)
