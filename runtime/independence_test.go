@@ -185,7 +185,7 @@ func (g *drawnGraph) draw() {
 		keep(g.node("Add", nil, x.name, g.node("Cast", attributes("to", int64(1)), a)))
 	case 20:
 		a := g.node("Concat", attributes("axis", int64(0)), x.name, x.name)
-		keep(g.node("Slice", nil, a, g.ints(1), g.ints(-1), g.ints(int64(g.IntN(1)))))
+		keep(g.node("Slice", nil, a, g.ints(1), g.ints(-1), g.ints(0)))
 		g.pool = g.pool[:len(g.pool)-1] // of other rows than it says: a part only
 	case 21:
 		a := g.node("Slice", nil, x.name, g.ints(0), g.ints(math.MaxInt64), g.ints(axis))

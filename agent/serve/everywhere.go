@@ -454,10 +454,3 @@ func isFree(m *control.Model) bool {
 	p, _ := oip.ParseProperties(m.GetMetadata().GetProperties())
 	return p.Batchless || p.Roles != nil && p.Roles.NeedsRoles()
 }
-
-// isBatchless reports whether the model of another agent's description has no batch dimension. An
-// unreadable description counts as one of batches, as other agents take it.
-func isBatchless(m *control.Model) bool {
-	p, _ := oip.ParseProperties(m.GetMetadata().GetProperties())
-	return p.Batchless
-}

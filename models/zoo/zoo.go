@@ -84,11 +84,10 @@ func scaleRows(full int64, f *big.Rat) int64 {
 	return max(1, twice.Int64())
 }
 
-// Names returns the names of the models of DeepRecSys, and Rankers those of the models that score
-// the candidates of one user.
+// Names returns the names of the models of DeepRecSys.
 func Names() []string { return namesOf(architectures) }
 
-// Rankers: see Names.
+// Rankers returns the names of the models that score the candidates of one user.
 func Rankers() []string { return namesOf(rankers) }
 
 func namesOf(all []architecture) []string {

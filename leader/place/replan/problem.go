@@ -131,10 +131,11 @@ func (p *Problem) Solve() *Plan {
 		sol.Steps
 	plan.families = p.forecastFamilies(&p.program, sol)
 	p.assignLayouts(plan, sol.Counts)
-	kept, was := p.evaluate(p.current, p.demand)
+	_, was := p.evaluate(p.current, p.demand)
 	plan.KeptServed, plan.KeptAccuracy = was.Served, was.Accuracy
 	if !plan.isWorthChanges() {
 		p.keepLayouts(plan)
+		var kept *place.Program
 		kept, was = p.evaluate(plan.layouts, p.demand)
 		plan.Served, plan.Accuracy = was.Served, was.Accuracy
 		plan.families = p.forecastFamilies(kept, was)
