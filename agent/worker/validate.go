@@ -96,8 +96,8 @@ func (q *validatedRequest) settleRows(v *models.Version) (err error) {
 		return nil
 	}
 	if rows, largest := r.Measure(q.inputs).Rows, v.Config.LargestBatchSize; rows > largest {
-		return outcome.Invalid("batch size %d, want 0 to %d: that is how many candidates %s takes", rows,
-			largest, v)
+		return outcome.Invalid("batch size %d, want 0 to %d: that is how many candidates %s takes, "+
+			"unless largest_batch_size in its model.yaml says another number", rows, largest, v)
 	}
 	if q.size, err = r.Check(q.inputs); err != nil {
 		return outcome.Invalid("%w", err)
