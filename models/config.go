@@ -37,8 +37,8 @@ type VersionPolicy struct {
 	Latest int
 }
 
-// A Table is an embedding table of a generated model.
-type Table struct {
+// A EmbeddingTable is an embedding table of a generated model.
+type EmbeddingTable struct {
 	Name string
 	Rows int64
 	Dim  int64
@@ -109,8 +109,8 @@ type Config struct {
 	// dropped; at least QoSTarget, default 10 x QoSTarget. Longer timeouts of clients count as a
 	// minute, or as Deadline if that is more.
 	Deadline time.Duration
-	// LargestBatchSize bounds a query's batch size; in [1, 2^20], default 1000. Where the settings do
-	// not say it (StatesBatchSize), it is 4096 for a version with roles.
+	// LargestBatchSize bounds a query's batch size; in [1, 2^20], default 1000. Where the settings
+	// do not say it (StatesBatchSize), it is 4096 for a version with roles.
 	LargestBatchSize int
 	StatesBatchSize  bool
 	// RowsIndependent is whether each row of the outputs depends only on the same row of the
@@ -147,9 +147,9 @@ type Config struct {
 	Metric Metric
 	// Measured is how Score was measured.
 	Measured Measurement
-	// Ragged, SizeOf and SentOnce, and the roles of Inputs and Outputs, say what a query of a ranker
-	// consists of; see package roles. Without any of them the names of the model's dimensions tell it,
-	// unless NeverSentOnce is set.
+	// Ragged, SizeOf and SentOnce, and the roles of Inputs and Outputs, say what a query of a
+	// ranker consists of; see package roles. Without any of them the names of the model's
+	// dimensions tell it, unless NeverSentOnce is set.
 	Ragged        []roles.Feature
 	SizeOf        Size
 	SentOnce      []string // inputs of the user
@@ -170,7 +170,7 @@ type Config struct {
 	// Notes say what a user's files have that has no effect, for the log.
 	Notes []string
 	// Tables are the embedding tables of a generated model, for information.
-	Tables []Table
+	Tables []EmbeddingTable
 	// Generated is the provenance of a generated model, else nil.
 	Generated *Provenance
 }
@@ -200,8 +200,8 @@ func DefaultConfig() Config {
 }
 
 // Merging is how several waiting queries run as one: Merge, or what takes the place of a former
-// policy, or where Merge is empty the default, which is names.MergeDeadline if rows are independent.
-// Otherwise nothing can be merged.
+// policy, or where Merge is empty the default, which is names.MergeDeadline if rows are
+// independent. Otherwise nothing can be merged.
 func (c *Config) Merging() names.MergePolicy {
 	switch {
 	case c.Merge != "":
@@ -264,8 +264,9 @@ func (c Config) Validate() error {
 	check(c.Accuracy >= 0 && c.Accuracy <= 1, "accuracy is %v, expected more than 0 and at most 1",
 		c.Accuracy)
 	check(c.MinAccuracy >= 0 && c.MinAccuracy <= 1 && c.TargetAccuracy >= 0 &&
-		c.TargetAccuracy <= 1, "min_accuracy is %v and target_accuracy %v, expected more than 0 and "+
-		"at most 1", c.MinAccuracy, c.TargetAccuracy)
+		c.TargetAccuracy <= 1,
+		"min_accuracy is %v and target_accuracy %v, expected more than 0 and "+
+			"at most 1", c.MinAccuracy, c.TargetAccuracy)
 	check(c.MinAccuracy == 0 && c.TargetAccuracy == 0 || c.Family != "",
 		"min_accuracy and target_accuracy are given without a family")
 	check(c.Score >= 0 && c.Score <= 1, "score is %v, expected more than 0 and at most 1", c.Score)

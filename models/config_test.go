@@ -69,7 +69,7 @@ func TestParseConfig(t *testing.T) {
 				{Name: "ids", IDBounds: []int64{1000, 20, 3}},
 			},
 			Outputs: []Port{{Name: "score", DataType: tensor.FP32, Shape: []int64{Dynamic, 1}}},
-			Tables:  []Table{{Name: "table_0", Rows: 1000, Dim: 32, Lookups: 1}},
+			Tables:  []EmbeddingTable{{Name: "table_0", Rows: 1000, Dim: 32, Lookups: 1}},
 			Generated: &Provenance{
 				Generator: "muster zoo 1", Architecture: "paper", Scale: "1/16", Seed: 1<<64 - 1,
 				From: "wnd", Variant: "int8",
@@ -138,7 +138,8 @@ func TestRequires(t *testing.T) {
 	_, err := parseConfig("model.yaml", []byte(later))
 	var format *document.FormatError
 	if want := fmt.Sprintf("model.yaml:3: requires format %d, but this version of Muster knows formats "+
-		"up to %d: upgrade Muster here", document.Format+1, document.Format); !errors.As(err, &format) ||
+		"up to %d: upgrade Muster here", document.Format+1, document.Format); !errors.As(err,
+		&format) ||
 		err.Error() != want {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
@@ -360,8 +361,8 @@ func TestPortBounds(t *testing.T) {
 	}
 }
 
-// TestFormerMerging: a model.yaml whose merge is a policy that lanes had is read, and kept as it is,
-// and its queries are merged by the default.
+// TestFormerMerging: a model.yaml whose merge is a policy that lanes had is read, and kept as it
+// is, and its queries are merged by the default.
 func TestFormerMerging(t *testing.T) {
 	for _, policy := range []names.MergePolicy{"proteus", "nexus", "symphony", "aimd"} {
 		c := DefaultConfig()

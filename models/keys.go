@@ -40,8 +40,8 @@ func (p *parser) configKeys(c *Config, g *givenValues) []document.Key {
 	return slices.Concat(p.targetKeys(c, g), p.runKeys(c, g), p.rankKeys(c, g), p.modelKeys(c, g))
 }
 
-// rankKeys are those that say what a query of a ranker consists of. A file with one of them asks for
-// rolesFormat.
+// rankKeys are those that say what a query of a ranker consists of. A file with one of them asks
+// for rolesFormat.
 func (p *parser) rankKeys(c *Config, g *givenValues) []document.Key {
 	return []document.Key{
 		{
@@ -59,7 +59,8 @@ func (p *parser) rankKeys(c *Config, g *givenValues) []document.Key {
 			Keys:    p.featureKeys(new(roles.Feature)), Of: "[]",
 		},
 		{
-			Name: "size_of", Type: "name of an input, or `NAME:DIMENSION` with a whole number from 0 on",
+			Name:    "size_of",
+			Type:    "name of an input, or `NAME:DIMENSION` with a whole number from 0 on",
 			Default: "the first dimension of inputs of role `row`",
 			Meaning: "what counts as the size of a query. Queries are neither split nor merged by another " +
 				"dimension than the first.",
@@ -85,19 +86,24 @@ func (p *parser) featureKeys(f *roles.Feature) []document.Key {
 	}
 	return []document.Key{
 		{
-			Name: "values", Type: "name of an input", Meaning: "that with the values. It must be given.",
-			Read: func(key string, n *yaml.Node) { p.text(key, n, &f.Values) },
+			Name: "values", Type: "name of an input",
+			Meaning: "that with the values. It must be given.",
+			Read:    func(key string, n *yaml.Node) { p.text(key, n, &f.Values) },
 		},
-		index(roles.Lengths, "that with the number of values of each row (TorchRec); this, `offsets` or "+
-			"`row_splits` must be given."),
+		index(roles.Lengths,
+			"that with the number of values of each row (TorchRec); this, `offsets` or "+
+				"`row_splits` must be given."),
 		index(roles.Offsets, "that with where the values of each row begin (PyTorch)."),
-		index(roles.RowSplits, "that with where they begin, and at last where all end (TensorFlow)."),
+		index(roles.RowSplits,
+			"that with where they begin, and at last where all end (TensorFlow)."),
 		{
-			Name: "weights", Type: "name of an input", Meaning: "that with a weight for each value.",
-			Read: func(key string, n *yaml.Node) { p.text(key, n, &f.Weights) },
+			Name: "weights", Type: "name of an input",
+			Meaning: "that with a weight for each value.",
+			Read:    func(key string, n *yaml.Node) { p.text(key, n, &f.Weights) },
 		},
 		{
-			Name: "per", Type: "`row` or `user`", Default: "`row`", Meaning: "whose the values are.",
+			Name: "per", Type: "`row` or `user`", Default: "`row`",
+			Meaning: "whose the values are.",
 			Read: func(key string, n *yaml.Node) {
 				if f.Per = roles.Role(n.Value); f.Per != roles.Row && f.Per != roles.User {
 					p.addFault(key, n, fmt.Sprintf("%q or %q", roles.Row, roles.User))
@@ -105,7 +111,8 @@ func (p *parser) featureKeys(f *roles.Feature) []document.Key {
 			},
 		},
 		{
-			Name: "keys", Type: atLeastOne, Default: "1", Meaning: "of how many features the values are.",
+			Name: "keys", Type: atLeastOne, Default: "1",
+			Meaning: "of how many features the values are.",
 			Read: func(key string, n *yaml.Node) {
 				if i, ok := p.readInteger(key, n, tensor.MaxCount); ok {
 					f.Keys = int(i)
@@ -132,8 +139,9 @@ func (p *parser) featureKeys(f *roles.Feature) []document.Key {
 			Read:    func(key string, n *yaml.Node) { p.readBoolean(key, n, &f.LastOffset) },
 		},
 		{
-			Name: "table", Type: anyText, Meaning: "the embedding table of the values, for information.",
-			Read: func(key string, n *yaml.Node) { p.text(key, n, &f.Table) },
+			Name: "table", Type: anyText,
+			Meaning: "the embedding table of the values, for information.",
+			Read:    func(key string, n *yaml.Node) { p.text(key, n, &f.Table) },
 		},
 	}
 }
@@ -184,7 +192,8 @@ func (p *parser) targetKeys(c *Config, g *givenValues) []document.Key {
 			},
 		},
 		{
-			Name: "largest_batch_size", Type: fmt.Sprintf("whole number, 1 to %d", largestBatchSize),
+			Name: "largest_batch_size", Type: fmt.Sprintf("whole number, 1 to %d",
+				largestBatchSize),
 			Default: fmt.Sprintf("%d, of a ranker %d", defaults.LargestBatchSize, largestRanking),
 			Meaning: "a query with more items is refused.",
 			Read: func(key string, v *yaml.Node) {
@@ -249,7 +258,8 @@ func (p *parser) runKeys(c *Config, g *givenValues) []document.Key {
 			Read: func(key string, v *yaml.Node) {
 				g.warmUp = v
 				c.WarmUp = []int{}
-				for _, i := range p.readIntegers(key, v, "a list of batch sizes", largestBatchSize) {
+				for _, i := range p.readIntegers(key, v, "a list of batch sizes",
+					largestBatchSize) {
 					c.WarmUp = append(c.WarmUp, int(i))
 				}
 			},
@@ -340,7 +350,7 @@ func (p *parser) modelKeys(c *Config, g *givenValues) []document.Key {
 				p.readList(key, v, "a list of tables",
 					func(key string, v *yaml.Node) { p.readTable(key, v, c) })
 			},
-			Keys: p.tableKeys(new(Table)), Of: "[]",
+			Keys: p.tableKeys(new(EmbeddingTable)), Of: "[]",
 		},
 		{
 			Name: "generated", Type: "mapping",
@@ -396,7 +406,8 @@ func (p *parser) portKeys(port *Port, isInput bool) []document.Key {
 				switch port.Role = roles.Role(n.Value); port.Role {
 				case roles.Row, roles.User, roles.Query:
 				default:
-					p.addFault(key, n, fmt.Sprintf("%q, %q or %q", roles.Row, roles.User, roles.Query))
+					p.addFault(key, n, fmt.Sprintf("%q, %q or %q", roles.Row, roles.User,
+						roles.Query))
 				}
 			},
 		},
@@ -417,7 +428,7 @@ func (p *parser) portKeys(port *Port, isInput bool) []document.Key {
 	})
 }
 
-func (p *parser) tableKeys(t *Table) []document.Key {
+func (p *parser) tableKeys(t *EmbeddingTable) []document.Key {
 	count := func(into *int64) func(string, *yaml.Node) {
 		return func(key string, n *yaml.Node) {
 			if i, ok := p.readInteger(key, n, math.MaxInt64); ok {

@@ -118,8 +118,8 @@ func (p *parser) addFault(key string, n *yaml.Node, expected string) {
 	p.Fault(n, "%s: got %s, expected %s", key, document.Found(n), expected)
 }
 
-// readMapping reads each key in n. Unknown and repeated keys are faults. where is the full name of n; it
-// is empty for the document.
+// readMapping reads each key in n. Unknown and repeated keys are faults. where is the full name of
+// n; it is empty for the document.
 func (p *parser) readMapping(where string, n *yaml.Node, keys []document.Key) {
 	if n.Kind != yaml.MappingNode {
 		what := where
@@ -172,8 +172,10 @@ func (p *parser) config(n *yaml.Node, c *Config) {
 // checkConfig checks settings against each other.
 func (p *parser) checkConfig(c *Config, g *givenValues) {
 	if c.SaysRoles() && c.Requires < rolesFormat {
-		p.Fault(cmp.Or(g.ranks, &yaml.Node{Line: 1}), "the file says the roles of inputs or outputs, "+
-			"which older versions of Muster do not know: it must say %s: %d, too", document.Requires,
+		p.Fault(cmp.Or(g.ranks, &yaml.Node{Line: 1}),
+			"the file says the roles of inputs or outputs, "+
+				"which older versions of Muster do not know: it must say %s: %d, too",
+			document.Requires,
 			rolesFormat)
 	}
 	if g.deadline != nil && c.Deadline < c.QoSTarget {
@@ -334,7 +336,7 @@ func (p *parser) readShape(key string, n *yaml.Node) []int64 {
 }
 
 func (p *parser) readTable(key string, n *yaml.Node, c *Config) {
-	var t Table
+	var t EmbeddingTable
 	p.readMapping(key, n, p.tableKeys(&t))
 	c.Tables = append(c.Tables, t)
 }
@@ -363,7 +365,8 @@ func (p *parser) readRagged(key string, n *yaml.Node, c *Config, g *givenValues)
 		switch {
 		case p.CountFaults() > before:
 		case f.Values == "" || f.Index == "":
-			p.Fault(n, "%s: expected values, and one of %s, %s and %s", key, roles.Lengths, roles.Offsets,
+			p.Fault(n, "%s: expected values, and one of %s, %s and %s", key, roles.Lengths,
+				roles.Offsets,
 				roles.RowSplits)
 		case f.LastOffset && f.Form != roles.Offsets:
 			p.Fault(n, "%s: last_offset is of %s, the feature has %s", key, roles.Offsets, f.Form)

@@ -242,7 +242,7 @@ func TestDraw(t *testing.T) {
 	v := version("m")
 	v.Inputs[1] = models.Port{Name: "id", DataType: tensor.Int64,
 		Shape: []int64{models.Dynamic, 2}, IDBounds: []int64{1000, 10}}
-	v.Config.Tables = []models.Table{{Name: "mf_user"}, {Name: "mf_item"}}
+	v.Config.Tables = []models.EmbeddingTable{{Name: "mf_user"}, {Name: "mf_item"}}
 	rows, err := Draw(v, 1000, 7)
 	if err != nil {
 		t.Fatal(err)

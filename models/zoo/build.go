@@ -28,7 +28,7 @@ type builder struct {
 	model   onnx.Model
 	weights []weight
 	size    int64 // of the data file so far
-	tables  []models.Table
+	tables  []models.EmbeddingTable
 	bounds  map[string][]int64 // of ids, by input
 	// named counts the nodes by name, without the number that makes a name unique.
 	named     map[string]int
@@ -157,10 +157,11 @@ func (b *builder) addTable(name string, ids []string, fullRows, dim, lookups int
 }
 
 // addLookup adds an embedding table, of fullRows rows at full scale, and looks up ids, which are a
-// part of an input. It returns [..., dim], the sum over the lookups, if there are several, which has
-// unit variance.
+// part of an input. It returns [..., dim], the sum over the lookups, if there are several, which
+// has unit variance.
 func (b *builder) addLookup(name, input, ids string, fullRows, dim, lookups int64) string {
-	t := models.Table{Name: name, Rows: scaleRows(fullRows, b.scale), Dim: dim, Lookups: lookups}
+	t := models.EmbeddingTable{Name: name, Rows: scaleRows(fullRows, b.scale), Dim: dim,
+		Lookups: lookups}
 	b.tables = append(b.tables, t)
 	b.bounds[input] = append(b.bounds[input], t.Rows)
 	w := b.addWeight(name, 0, uniformSpread(1/float64(lookups)), t.Rows, dim)
