@@ -16,7 +16,7 @@ import (
 )
 
 // ribbonData opens what was published with RIBBON: the table of a model and the samples behind it.
-func ribbonData(t testing.TB, model string) (*plan.Table, *profiles.Samples) {
+func ribbonData(t testing.TB, model string) (*plan.MeasuredTable, *profiles.Samples) {
 	t.Helper()
 	f, err := published.Files(published.RIBBON).Open(model + ".json")
 	if err != nil {

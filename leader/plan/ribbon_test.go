@@ -16,7 +16,7 @@ var raceDetector bool
 func TestRibbonFindsTheOptimum(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
-		table   *Table
+		table   *MeasuredTable
 		optimum string
 		price   float64
 	}{{"mtwnd", mtwnd(t), "(4,0,1)", 2.253}, {"dien", dien(t), "(5,1,0)", 2.779}} {
@@ -50,7 +50,7 @@ func TestRibbonFindsTheOptimum(t *testing.T) {
 func TestRibbonPlain(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
-		table *Table
+		table *MeasuredTable
 		mean  float64
 	}{{"mtwnd", mtwnd(t), 24.2}, {"dien", dien(t), 24.9}} {
 		p := tt.table.Problem(0.99)

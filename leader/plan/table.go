@@ -14,9 +14,9 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// A Table is an [Evaluator] that looks up measurements of every configuration: the share of queries
-// within QoS at one load.
-type Table struct {
+// A MeasuredTable is an [Evaluator] that looks up measurements of every configuration: the share of
+// queries within QoS at one load.
+type MeasuredTable struct {
 	name   string
 	types  []Type // Max is the table's largest count of the type
 	shares map[string]float64
@@ -51,8 +51,8 @@ const (
 // have a row for every configuration up to the largest count of each type, except the empty one.
 // Errors call the file name, and say which row is wrong, what was found and what to do.
 func ReadTable(name string, r io.Reader, types []profiles.InstanceType,
-	catalogue *profiles.Catalogue) (*Table, error) {
-	t := &Table{name: name, shares: map[string]float64{}}
+	catalogue *profiles.Catalogue) (*MeasuredTable, error) {
+	t := &MeasuredTable{name: name, shares: map[string]float64{}}
 	for _, instanceType := range types {
 		i, _ := catalogue.Lookup(instanceType)
 		t.types = append(t.types, Type{Name: instanceType, Price: i.PriceUSDPerHour})
@@ -73,7 +73,7 @@ func ReadTable(name string, r io.Reader, types []profiles.InstanceType,
 }
 
 // Priced returns the types whose prices come from the table, because the catalogue has none.
-func (t *Table) Priced() (types []profiles.InstanceType) {
+func (t *MeasuredTable) Priced() (types []profiles.InstanceType) {
 	for i, off := range t.priced {
 		if off > 0 {
 			types = append(types, t.types[i].Name)
@@ -84,7 +84,7 @@ func (t *Table) Priced() (types []profiles.InstanceType) {
 
 // fillPrices takes from the table the prices that the catalogue lacks, and checks the prices of all
 // rows.
-func (t *Table) fillPrices(rows []tableRow) error {
+func (t *MeasuredTable) fillPrices(rows []tableRow) error {
 	for i := range t.types {
 		if t.types[i].Price > 0 {
 			continue
@@ -121,7 +121,7 @@ func (t *Table) fillPrices(rows []tableRow) error {
 }
 
 // read reads the rows one by one: decoding into a map would hide duplicate rows.
-func (t *Table) read(d *json.Decoder) (rows []tableRow, err error) {
+func (t *MeasuredTable) read(d *json.Decoder) (rows []tableRow, err error) {
 	const form = `want {"4, 0, 1": [2.25, 99.24], ...}: counts, price in $/hr, percent within QoS`
 	if token, err := d.Token(); err != nil {
 		return nil, fmt.Errorf("byte %d: %w: %s", d.InputOffset(), err, form)
@@ -158,7 +158,7 @@ func (t *Table) read(d *json.Decoder) (rows []tableRow, err error) {
 }
 
 // add adds a row, without its price.
-func (t *Table) add(row string, values []float64) (Configuration, error) {
+func (t *MeasuredTable) add(row string, values []float64) (Configuration, error) {
 	counts := strings.Split(row, ",")
 	if len(counts) != len(t.types) {
 		return nil, fmt.Errorf(
@@ -198,7 +198,7 @@ func (t *Table) add(row string, values []float64) (Configuration, error) {
 }
 
 // checkComplete checks that no row is missing; its error names some that are.
-func (t *Table) checkComplete() error {
+func (t *MeasuredTable) checkComplete() error {
 	size := 1
 	for _, one := range t.types {
 		if one.Max == 0 {
@@ -230,7 +230,7 @@ func (t *Table) checkComplete() error {
 	return nil
 }
 
-func (t *Table) largestConfiguration() Configuration {
+func (t *MeasuredTable) largestConfiguration() Configuration {
 	c := make(Configuration, len(t.types))
 	for i, one := range t.types {
 		c[i] = one.Max
@@ -240,12 +240,12 @@ func (t *Table) largestConfiguration() Configuration {
 
 // Problem returns the problem of the least cost for the table's load, with the counts limited to
 // those in the table. target is [Problem.Target].
-func (t *Table) Problem(target float64) *Problem {
+func (t *MeasuredTable) Problem(target float64) *Problem {
 	return &Problem{Types: slices.Clone(t.types), Objective: LeastCost, Target: target}
 }
 
 // Evaluate implements [Evaluator]: it looks up the share of queries within QoS.
-func (t *Table) Evaluate(_ context.Context, c Configuration) (Estimate, error) {
+func (t *MeasuredTable) Evaluate(_ context.Context, c Configuration) (Estimate, error) {
 	share, ok := t.shares[c.String()]
 	if !ok {
 		return Estimate{}, fmt.Errorf(

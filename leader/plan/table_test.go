@@ -11,7 +11,7 @@ import (
 )
 
 // publishedTable opens a table that was published with RIBBON.
-func publishedTable(t testing.TB, name string, types ...profiles.InstanceType) *Table {
+func publishedTable(t testing.TB, name string, types ...profiles.InstanceType) *MeasuredTable {
 	t.Helper()
 	f, err := published.Files(published.RIBBON).Open(name)
 	if err != nil {
@@ -25,17 +25,17 @@ func publishedTable(t testing.TB, name string, types ...profiles.InstanceType) *
 	return table
 }
 
-func mtwnd(t testing.TB) *Table {
+func mtwnd(t testing.TB) *MeasuredTable {
 	return publishedTable(t, "mtwnd.json", "g4dn.xlarge", "c5.2xlarge", "r5n.large")
 }
 
-func dien(t testing.TB) *Table {
+func dien(t testing.TB) *MeasuredTable {
 	return publishedTable(t, "dien.json", "g4dn.xlarge", "r5n.large", "c5.2xlarge")
 }
 
 func TestPublishedTables(t *testing.T) {
 	for _, tt := range []struct {
-		table *Table
+		table *MeasuredTable
 		space int
 		c     Configuration
 		share float64
@@ -126,7 +126,7 @@ func TestReadTable(t *testing.T) {
 func TestReadTablePrices(t *testing.T) {
 	const rows = `{"1, 0": [0.53, 50], "0, 1": [0.13, 3], "1, 1": [0.65, 99.5], "0, 2": [0.26, 5], "1, 2": [0.78, 99.9],
 		"0, 3": [0.38, 6], "1, 3": [0.90, 99.9], "0, 4": [0.51, 7], "1, 4": [1.03, 99.9]}`
-	read := func(s string) (*Table, error) {
+	read := func(s string) (*MeasuredTable, error) {
 		return ReadTable("T", strings.NewReader(s),
 			[]profiles.InstanceType{"g4dn.xlarge", "x9.large"}, profiles.DefaultCatalogue())
 	}

@@ -30,7 +30,7 @@ type Trials struct {
 }
 
 // Try calls search runs times, one after the other, and compares the results with an evaluation of
-// every configuration of p. evaluator must be cheap, such as a [Table].
+// every configuration of p. evaluator must be cheap, such as a [MeasuredTable].
 func Try(ctx context.Context, p *Problem, evaluator Evaluator, runs int,
 	search func(run int) (*Result, error)) (*Trials, error) {
 	if runs < 1 {
