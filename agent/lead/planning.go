@@ -213,8 +213,9 @@ func (s *fleetPlanner) sendPlan(plan *propose.Plan) {
 	})
 }
 
-// supersededPlan returns the plan of a leader before as this one tells it until it has planned: what
-// is in force or waits for somebody, only a leader knows that has planned itself. nil for no plan.
+// supersededPlan returns the plan of a leader before as this one tells it until it has planned:
+// what is in force or waits for somebody, only a leader knows that has planned itself. nil for no
+// plan.
 func supersededPlan(before *control.Plan) *control.Plan {
 	if before.GetState() == "" || before.GetState() == string(propose.Superseded) {
 		return before
@@ -420,15 +421,15 @@ func PricesOf(d *control.FleetDemand, catalogue *profiles.Catalogue,
 	return prices, nil
 }
 
-// A Table is a latency profile that a fleet has learned.
-type Table struct {
+// A LearnedProfile is a latency profile that a fleet has learned.
+type LearnedProfile struct {
 	*profiles.Table
 	Queries uint64        // how many queries it was learned from
 	Age     time.Duration // the time since the last of them
 }
 
 // Tables are a fleet's.
-type Tables map[tableKey]Table
+type Tables map[tableKey]LearnedProfile
 
 type tableKey struct {
 	model names.ModelKey
@@ -449,7 +450,7 @@ func TablesOf(d *control.FleetDemand) Tables {
 		}
 		if before, ok := known[key]; !ok || t.Key().Cores == 0 ||
 			before.Key().Cores != 0 && t.Key().Cores > before.Key().Cores {
-			known[key] = Table{t, p.GetQueries(), time.Duration(p.GetAgeNs())}
+			known[key] = LearnedProfile{t, p.GetQueries(), time.Duration(p.GetAgeNs())}
 		}
 	}
 	return known
@@ -458,7 +459,7 @@ func TablesOf(d *control.FleetDemand) Tables {
 // Table returns a model's profile on the instance type t: the learned one, else the library's; nil
 // if there is neither.
 func (k Tables) Table(m *control.ModelDemand, t string,
-	library *profiles.Library) (table *profiles.Table, learned Table) {
+	library *profiles.Library) (table *profiles.Table, learned LearnedProfile) {
 	if l, ok := k[tableKey{m.Key(), profiles.InstanceType(t)}]; ok {
 		return l.Table, l
 	}
