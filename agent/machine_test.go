@@ -53,7 +53,7 @@ func TestSpotAnswers(t *testing.T) {
 	service := metadata.New("spot")
 	server := httptest.NewServer(service)
 	defer server.Close()
-	m := &machine{metadata: imds.New(imds.Options{
+	m := &metadataClient{metadata: imds.New(imds.Options{
 		Endpoint: server.URL, Retryer: aws.NopRetryer{}, EnableFallback: aws.FalseTernary,
 	})}
 	if err := m.findIdentity(t.Context()); err != nil || !m.spot {
@@ -83,7 +83,7 @@ func TestSpotAnswers(t *testing.T) {
 	service.Set("tags/instance/muster:slot", "no slot")
 	other := httptest.NewServer(service)
 	defer other.Close()
-	m = &machine{metadata: imds.New(imds.Options{
+	m = &metadataClient{metadata: imds.New(imds.Options{
 		Endpoint: other.URL, Retryer: aws.NopRetryer{}, EnableFallback: aws.FalseTernary,
 	})}
 	if err := m.findIdentity(t.Context()); err == nil {

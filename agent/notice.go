@@ -80,8 +80,8 @@ type notice struct {
 	why     string
 }
 
-// A machine asks EC2's metadata service about the machine that it runs on.
-type machine struct {
+// A metadataClient asks EC2's metadata service about the machine that it runs on.
+type metadataClient struct {
 	metadata *imds.Client
 	rented   *control.Rented
 	spot     bool
@@ -91,7 +91,7 @@ type machine struct {
 // reportEnd tells the fleet what is known of the machine's end. What is left of its time is told
 // again each time it has halved: each telling is a new description of the agent, and these do not
 // age.
-func (m *machine) reportEnd(a *Agent, n notice) {
+func (m *metadataClient) reportEnd(a *Agent, n notice) {
 	rented := proto.CloneOf(m.rented)
 	rented.Advised = n.advised
 	if !n.ends.IsZero() {
@@ -105,7 +105,7 @@ func (m *machine) reportEnd(a *Agent, n notice) {
 var errNone = errors.New("none")
 
 // get asks once, without retries: what is asked for is asked for again soon.
-func (m *machine) get(ctx context.Context, path string) (string, error) {
+func (m *metadataClient) get(ctx context.Context, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, identityTimeout)
 	defer cancel()
 	out, err := m.metadata.GetMetadata(ctx, &imds.GetMetadataInput{Path: path})
@@ -135,7 +135,7 @@ func (a *Agent) watchMachine(ctx context.Context) {
 		a.env.Pod) {
 		return
 	}
-	m := &machine{metadata: imds.New(imds.Options{
+	m := &metadataClient{metadata: imds.New(imds.Options{
 		Endpoint: a.env.Network.Metadata, HTTPClient: a.env.Network.MetadataClient,
 		Retryer: aws.NopRetryer{}, EnableFallback: aws.FalseTernary,
 	})}
@@ -215,7 +215,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 
 // findIdentity asks what this machine is. The slot is in a tag, which the launch template has the
 // service show; a machine without it is no fleet's.
-func (m *machine) findIdentity(ctx context.Context) error {
+func (m *metadataClient) findIdentity(ctx context.Context) error {
 	id, err := m.get(ctx, "instance-id")
 	if err != nil {
 		return err
@@ -245,7 +245,7 @@ func (m *machine) findIdentity(ctx context.Context) error {
 
 // askEnd returns what is known of the machine's end after asking again: last, where nothing is new.
 // An end that was told is not taken back while it is ahead.
-func (m *machine) askEnd(ctx context.Context, last notice, now time.Time) (notice, error) {
+func (m *metadataClient) askEnd(ctx context.Context, last notice, now time.Time) (notice, error) {
 	if !m.spot {
 		text, err := m.get(ctx, "events/maintenance/scheduled")
 		if errors.Is(err, errNone) {
