@@ -15,13 +15,13 @@ type provider struct {
 	fleet    Fleet
 	lanes    []Lane
 	used     []bool // by lane: a machine has it
-	machines []*machine
+	machines []*rentedMachine
 	launched int
 	losses   *rand.Rand
 }
 
-// A machine is one that is rented.
-type machine struct {
+// A rentedMachine is one that is rented.
+type rentedMachine struct {
 	rent.Instance
 	lane     int
 	launched time.Duration
@@ -44,7 +44,7 @@ func (p *provider) launch(slot rent.Slot, now time.Duration) (rent.Instance, boo
 		}
 		p.used[i] = true
 		p.launched++
-		m := &machine{
+		m := &rentedMachine{
 			Instance: rent.Instance{ID: fmt.Sprintf("m-%05d", p.launched), Slot: slot},
 			lane:     i, launched: now,
 		}
@@ -78,7 +78,8 @@ func (p *provider) pass(now, since time.Duration) (taken int) {
 			p.end(m)
 		}
 	}
-	p.machines = slices.DeleteFunc(p.machines, func(m *machine) bool { return m.State == rent.Gone })
+	p.machines = slices.DeleteFunc(p.machines,
+		func(m *rentedMachine) bool { return m.State == rent.Gone })
 	return taken
 }
 
@@ -94,7 +95,7 @@ func (p *provider) types() (all []rent.Kind) {
 }
 
 // end takes a machine back.
-func (p *provider) end(m *machine) {
+func (p *provider) end(m *rentedMachine) {
 	m.State = rent.Gone
 	p.used[m.lane] = false
 	if !p.fleet.Agent(m.lane).Ended {
@@ -103,8 +104,8 @@ func (p *provider) end(m *machine) {
 }
 
 // find is the machine of a name, nil if there is none any more.
-func (p *provider) find(id string) *machine {
-	i := slices.IndexFunc(p.machines, func(m *machine) bool { return m.ID == id })
+func (p *provider) find(id string) *rentedMachine {
+	i := slices.IndexFunc(p.machines, func(m *rentedMachine) bool { return m.ID == id })
 	if i < 0 || p.machines[i].State == rent.Gone {
 		return nil
 	}
