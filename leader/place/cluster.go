@@ -5,8 +5,8 @@ import "math"
 // enough is the part of a demand that counts as all of it.
 const enough = 1e-9
 
-// A Server is one that Schedule starts: its models, one or two, and the queries/s of each.
-type Server struct {
+// A ScheduledServer is one that Schedule starts: its models, one or two, and the queries/s of each.
+type ScheduledServer struct {
 	Models []int // indices of profiles
 	QPS    []float64
 }
@@ -18,11 +18,11 @@ type Server struct {
 //
 // The paper's lines 12 and 13 give each model of a pair the other's queries/s; here each has its
 // own. The paper pairs with models that are served already.
-func (m Machine) Schedule(profiles []*Profile, demand []float64) []Server {
+func (m Machine) Schedule(profiles []*Profile, demand []float64) []ScheduledServer {
 	served := make([]float64, len(profiles))
 	unmet := func(i int) bool { return served[i] < demand[i]-enough*max(1, demand[i]) }
-	var servers []Server
-	start := func(s Server) {
+	var servers []ScheduledServer
+	start := func(s ScheduledServer) {
 		for k, i := range s.Models {
 			served[i] += s.QPS[k]
 		}
@@ -41,13 +41,13 @@ func (m Machine) Schedule(profiles []*Profile, demand []float64) []Server {
 			if !(s.QPS[0] > 0) {
 				break
 			}
-			start(Server{Models: []int{i, partner}, QPS: s.QPS[:]})
+			start(ScheduledServer{Models: []int{i, partner}, QPS: s.QPS[:]})
 		}
 	}
 	for i, p := range profiles {
 		if most := p.Most(); most > 0 && unmet(i) {
 			for range Alone(demand[i]-served[i], most) {
-				start(Server{Models: []int{i}, QPS: []float64{most}})
+				start(ScheduledServer{Models: []int{i}, QPS: []float64{most}})
 			}
 		}
 	}
