@@ -28,7 +28,7 @@ type balancedPolicy struct {
 
 // A balancedServer is what a lane does for balancers.
 type balancedServer struct {
-	balancers.Server
+	balancers.ProbedServer
 	meter    load.Meter
 	answered uint64
 }

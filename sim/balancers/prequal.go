@@ -162,19 +162,19 @@ func (p *Prequal) uses() int {
 	return int(whole)
 }
 
-// latencies is how many latencies a [Server] keeps for each number of requests in flight. The paper
-// does not say how many.
+// latencies is how many latencies a [ProbedServer] keeps for each number of requests in flight. The
+// paper does not say how many.
 const latencies = 16
 
-// A Server is what a server does for Prequal: it keeps latencies by how many requests were in
+// A ProbedServer is what a server does for Prequal: it keeps latencies by how many requests were in
 // flight. Its zero value is ready.
-type Server struct {
+type ProbedServer struct {
 	took [][]time.Duration // rings, by requests in flight on arrival
 	next []int             // indices in took's rings
 }
 
 // Ended takes the latency of a request that found inFlight others on arrival.
-func (s *Server) Ended(inFlight int, took time.Duration) {
+func (s *ProbedServer) Ended(inFlight int, took time.Duration) {
 	for len(s.took) <= inFlight {
 		s.took, s.next = append(s.took, nil), append(s.next, 0)
 	}
@@ -188,7 +188,7 @@ func (s *Server) Ended(inFlight int, took time.Duration) {
 
 // Answer answers a probe while so many requests are in flight. Its latency is the median of those
 // that found as many, or as near to that as there were any; 0 before the first has ended.
-func (s *Server) Answer(inFlight int) Answer {
+func (s *ProbedServer) Answer(inFlight int) Answer {
 	a := Answer{InFlight: inFlight}
 	for distance := range max(len(s.took), inFlight) + 1 {
 		for _, n := range [2]int{inFlight - distance, inFlight + distance} {

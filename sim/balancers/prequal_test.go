@@ -121,7 +121,7 @@ func TestPool(t *testing.T) {
 
 // TestLatencyInFlight: a server answers with the median of latencies near its requests in flight.
 func TestLatencyInFlight(t *testing.T) {
-	var s Server
+	var s ProbedServer
 	if a := s.Answer(3); a != (Answer{InFlight: 3}) {
 		t.Errorf("before the first latency: %+v", a)
 	}
