@@ -29,8 +29,8 @@ const (
 // hotQuantile is Q_RIF: a server with more requests in flight than this quantile is hot.
 var hotQuantile = math.Pow(2, -0.25)
 
-// An Answer is a server's answer to a probe of Prequal.
-type Answer struct {
+// An ProbeAnswer is a server's answer to a probe of Prequal.
+type ProbeAnswer struct {
 	InFlight int           // requests that have arrived and not ended
 	Latency  time.Duration // the median of recent latencies with about as many in flight
 }
@@ -48,7 +48,7 @@ type Prequal struct {
 
 // A pooledAnswer is an answer in the pool.
 type pooledAnswer struct {
-	Answer
+	ProbeAnswer
 	server int
 	at     time.Duration
 	uses   int // how often it may still be used
@@ -134,7 +134,7 @@ func (p *Prequal) shrink() {
 func (p *Prequal) remove(i int) { p.pool = slices.Delete(p.pool, i, i+1) }
 
 // Probed takes a server's answer, which replaces an earlier one of the same server.
-func (p *Prequal) Probed(now time.Duration, server int, a Answer) {
+func (p *Prequal) Probed(now time.Duration, server int, a ProbeAnswer) {
 	if len(p.recent) < recentAnswers {
 		p.recent = append(p.recent, a.InFlight)
 	} else {
@@ -145,7 +145,7 @@ func (p *Prequal) Probed(now time.Duration, server int, a Answer) {
 	if len(p.pool) == p.size {
 		p.remove(0)
 	}
-	p.pool = append(p.pool, pooledAnswer{Answer: a, server: server, at: now, uses: p.uses()})
+	p.pool = append(p.pool, pooledAnswer{ProbeAnswer: a, server: server, at: now, uses: p.uses()})
 }
 
 // uses draws how often an answer may be used, b_reuse on average.
@@ -188,8 +188,8 @@ func (s *ProbedServer) Ended(inFlight int, took time.Duration) {
 
 // Answer answers a probe while so many requests are in flight. Its latency is the median of those
 // that found as many, or as near to that as there were any; 0 before the first has ended.
-func (s *ProbedServer) Answer(inFlight int) Answer {
-	a := Answer{InFlight: inFlight}
+func (s *ProbedServer) Answer(inFlight int) ProbeAnswer {
+	a := ProbeAnswer{InFlight: inFlight}
 	for distance := range max(len(s.took), inFlight) + 1 {
 		for _, n := range [2]int{inFlight - distance, inFlight + distance} {
 			if n < 0 || n >= len(s.took) || len(s.took[n]) == 0 {

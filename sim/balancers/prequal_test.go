@@ -17,14 +17,14 @@ func TestHotCold(t *testing.T) {
 	p := NewPrequal(100, 1)
 	// most of what was heard lately is 2 in flight, so more is hot
 	for range recentAnswers {
-		p.Probed(0, 99, Answer{InFlight: 2})
+		p.Probed(0, 99, ProbeAnswer{InFlight: 2})
 	}
 	p.pool = nil
-	p.Probed(0, 0, Answer{InFlight: 9, Latency: ms})
-	p.Probed(0, 1, Answer{InFlight: 2, Latency: 7 * ms})
-	p.Probed(0, 2, Answer{InFlight: 1, Latency: 5 * ms})
-	p.Probed(0, 3, Answer{InFlight: 8, Latency: ms})
-	p.Probed(0, 4, Answer{InFlight: 0, Latency: 9 * ms})
+	p.Probed(0, 0, ProbeAnswer{InFlight: 9, Latency: ms})
+	p.Probed(0, 1, ProbeAnswer{InFlight: 2, Latency: 7 * ms})
+	p.Probed(0, 2, ProbeAnswer{InFlight: 1, Latency: 5 * ms})
+	p.Probed(0, 3, ProbeAnswer{InFlight: 8, Latency: ms})
+	p.Probed(0, 4, ProbeAnswer{InFlight: 0, Latency: 9 * ms})
 	for i := range p.pool {
 		p.pool[i].uses = 9
 	}
@@ -57,7 +57,7 @@ func TestHotCold(t *testing.T) {
 	if len(p.pool) != 1 || p.pool[0].server != 2 {
 		t.Errorf("pool %+v, want the worst removed", p.pool)
 	}
-	p.Probed(3*ms, 5, Answer{})
+	p.Probed(3*ms, 5, ProbeAnswer{})
 	p.Pick(3*ms + oldest)
 	if len(p.pool) != 0 {
 		t.Errorf("pool %+v, want all answers dropped by age", p.pool)
@@ -103,7 +103,7 @@ func TestPool(t *testing.T) {
 					}
 				}
 			} else {
-				p.Probed(now, rapid.IntRange(0, servers-1).Draw(t, "server"), Answer{
+				p.Probed(now, rapid.IntRange(0, servers-1).Draw(t, "server"), ProbeAnswer{
 					rapid.IntRange(0, 20).Draw(t, "in flight"),
 					time.Duration(rapid.Int64Range(0, int64(time.Second)).Draw(t, "latency")),
 				})
@@ -122,7 +122,7 @@ func TestPool(t *testing.T) {
 // TestLatencyInFlight: a server answers with the median of latencies near its requests in flight.
 func TestLatencyInFlight(t *testing.T) {
 	var s ProbedServer
-	if a := s.Answer(3); a != (Answer{InFlight: 3}) {
+	if a := s.Answer(3); a != (ProbeAnswer{InFlight: 3}) {
 		t.Errorf("before the first latency: %+v", a)
 	}
 	for i := range 3 * latencies { // of which the last 16 count, 33 to 48 ms
@@ -132,7 +132,7 @@ func TestLatencyInFlight(t *testing.T) {
 	for inFlight, want := range map[int]time.Duration{
 		0: 41 * ms, 1: 41 * ms, 2: 41 * ms, 3: 41 * ms, 4: 100 * ms, 5: 100 * ms, 50: 100 * ms,
 	} {
-		if a := s.Answer(inFlight); a != (Answer{inFlight, want}) {
+		if a := s.Answer(inFlight); a != (ProbeAnswer{inFlight, want}) {
 			t.Errorf("%d in flight: %+v, want %v", inFlight, a, want)
 		}
 	}
