@@ -10,7 +10,7 @@ import (
 
 // An agent is a simulated agent: it runs queries on its lane, and may lead.
 type agent struct {
-	host
+	endpoint
 	f      *Fleet
 	index  int // also its lane's index
 	lane   *Lane
@@ -52,7 +52,7 @@ func (a *agent) joinAt(at time.Duration) (err error) {
 	if a.node, err = election.New(config); err != nil {
 		return err
 	}
-	a.f.callAt(&a.host, at-a.f.now, func() {
+	a.f.callAt(&a.endpoint, at-a.f.now, func() {
 		a.step(&election.Event{Kind: election.TimePassed})
 		a.eachOther(func(b *agent) {
 			if !b.left {
@@ -102,7 +102,7 @@ func (a *agent) step(e *election.Event) {
 	if a.wakeAt = at; at == Never {
 		return
 	}
-	f.callAt(&a.host, at-f.now, func() {
+	f.callAt(&a.endpoint, at-f.now, func() {
 		if a.wakeAt == at {
 			a.wakeAt = Never
 			a.step(&election.Event{Kind: election.TimePassed})
@@ -115,13 +115,13 @@ func (a *agent) carryOut(act election.Action) {
 	switch act.Kind {
 	case election.Send:
 		b := f.named[act.To]
-		f.send(&a.host, &b.host, func() {
+		f.send(&a.endpoint, &b.endpoint, func() {
 			b.step(&election.Event{
 				Kind: election.Received, ID: a.member.Name, Message: act.Message,
 			})
 		}, func() { a.step(&election.Event{Kind: election.StreamBroken, ID: act.To}) })
 	case election.Persist:
-		f.callAt(&a.host, persistTime, func() {
+		f.callAt(&a.endpoint, persistTime, func() {
 			a.epoch = max(a.epoch, act.Claim.Epoch)
 			a.step(&election.Event{Kind: election.Persisted, Epoch: act.Claim.Epoch})
 		})
@@ -130,17 +130,17 @@ func (a *agent) carryOut(act election.Action) {
 	case election.StepDown:
 		a.term.endTerm()
 		a.term = nil
-		f.callAt(&a.host, 0, a.endIfDrained)
+		f.callAt(&a.endpoint, 0, a.endIfDrained)
 	case election.Follow:
 		a.follow = act.Claim
 		successor := a.node.Successor()
 		for _, g := range f.gateways {
-			f.send(&a.host, &g.host, func() { g.noteLeadership(act.Claim, successor) }, nil)
+			f.send(&a.endpoint, &g.endpoint, func() { g.noteLeadership(act.Claim, successor) }, nil)
 		}
 	case election.NoLeader:
 		a.follow = election.Claim{}
 	case election.Look:
-		f.callAt(&a.host, f.cfg.RTT, func() {
+		f.callAt(&a.endpoint, f.cfg.RTT, func() {
 			if f.named[act.To].dead {
 				a.step(&election.Event{Kind: election.ProcessEnded, ID: act.To})
 			}
@@ -152,7 +152,7 @@ func (a *agent) carryOut(act election.Action) {
 // shows whether that agent's process has ended.
 func (a *agent) handleBrokenConnection(b *agent) {
 	a.step(&election.Event{Kind: election.StreamBroken, ID: b.member.Name})
-	a.f.callAt(&a.host, a.f.cfg.RTT, func() {
+	a.f.callAt(&a.endpoint, a.f.cfg.RTT, func() {
 		if a.term != nil {
 			a.term.handleBrokenLink(b)
 		}

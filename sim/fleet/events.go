@@ -8,7 +8,7 @@ type event struct {
 	order uint64 // of scheduling; breaks ties
 	// host is where the event happens: later if it is frozen then, never if it is dead. nil: it
 	// happens in any case.
-	host    *host
+	host    *endpoint
 	do      func()   // nil: message arrives
 	message *message // its memory is reused when the event is over
 }

@@ -62,7 +62,7 @@ type Fleet struct {
 	indexOf  map[names.ModelKey]int // of models, in Config.Models
 	gateways []*gateway
 	// when the last message from one host to another arrives
-	lastAt    map[[2]*host]time.Duration
+	lastAt    map[[2]*endpoint]time.Duration
 	delays    []delay                           // delays in force
 	known     *leader.Advice                    // latencies and prices, known from the start
 	told      map[names.TableKey]leader.Latency // those that leaders have learned and told
@@ -81,7 +81,7 @@ type Fleet struct {
 func New(cfg *Config) (*Fleet, error) {
 	f := &Fleet{
 		cfg: cfg, now: -warmUp, rng: rand.New(rand.NewPCG(cfg.Seed, 14)), ahead: cfg.RTT,
-		named: map[names.AgentName]*agent{}, lastAt: map[[2]*host]time.Duration{},
+		named: map[names.AgentName]*agent{}, lastAt: map[[2]*endpoint]time.Duration{},
 		told:  map[names.TableKey]leader.Latency{},
 		known: &leader.Advice{Limit: cfg.Limit, Prices: Versioned(cfg.Prices), Priced: true},
 	}
@@ -130,7 +130,7 @@ func (f *Fleet) addAgents() {
 		if f.cfg.learns() {
 			l.Known, l.Predicted = slices.Clone(l.Known), slices.Clone(l.Predicted)
 		}
-		a := &agent{host: newHost(), f: f, index: i, lane: l, wakeAt: Never}
+		a := &agent{endpoint: newHost(), f: f, index: i, lane: l, wakeAt: Never}
 		a.resetLane()
 		a.distance = l.Distance
 		a.member = &leader.Member{Name: agentName(l.Type, number[l.Type]), Type: l.Type, Lanes: 1}

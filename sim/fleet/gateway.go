@@ -19,7 +19,7 @@ import (
 // A gateway carries messages between a [queries.State], a [inquire.State] and the fleet's hosts,
 // as client.Gateway does.
 type gateway struct {
-	host
+	endpoint
 	f     *Fleet
 	index int
 	id    uint64
@@ -85,7 +85,7 @@ func (fate) Error() string { return "the query is not served" }
 
 func newGateway(f *Fleet, index int) (*gateway, error) {
 	g := &gateway{
-		host: newHost(), f: f, index: index, id: uint64(index + 1), wakeAt: Never,
+		endpoint: newHost(), f: f, index: index, id: uint64(index + 1), wakeAt: Never,
 		inquired: map[uint64]*gatewayQuery{},
 	}
 	g.state = queries.New(g.p99Execution)
@@ -96,7 +96,7 @@ func newGateway(f *Fleet, index int) (*gateway, error) {
 		return nil, err
 	}
 	if !f.cfg.Settled {
-		f.callAt(&g.host, 0, g.seek)
+		f.callAt(&g.endpoint, 0, g.seek)
 	}
 	return g, nil
 }
@@ -162,10 +162,13 @@ func (g *gateway) addLane(a *agent) error {
 // reportLoad reports an agent's load to the gateway, every GossipDelay.
 func (g *gateway) reportLoad(a *agent) {
 	f := g.f
-	if o, is := f.findOutage(&a.host, &g.host); !a.dead && !a.isFrozen() && !(is &&
+	if o, is := f.findOutage(&a.endpoint, &g.endpoint); !a.dead && !a.isFrozen() && !(is &&
 		o.lastsUntilBroken()) {
 		at, busy := epoch.Add(f.now), a.busyTime()
-		f.send(&a.host, &g.host, func() { g.known.NoteRemaining(match.LaneID(a.index), at, busy) },
+		f.send(&a.endpoint, &g.endpoint, func() {
+			g.known.NoteRemaining(match.LaneID(a.index), at,
+				busy)
+		},
 			nil)
 	}
 	f.do(f.now+f.cfg.GossipDelay, func() { g.reportLoad(a) })
@@ -194,11 +197,11 @@ func (g *gateway) takeQuery(new Query) {
 	q := f.newQuery(new)
 	if d := f.cfg.deadlineOf(new.Model); d > 0 {
 		q.timed, q.state.Deadline = true, new.Arrival+d
-		f.callAt(&g.host, d, func() { g.endEarly(q, Dropped) })
+		f.callAt(&g.endpoint, d, func() { g.endEarly(q, Dropped) })
 	}
 	if new.CancelAfter > 0 {
 		q.timed = true
-		f.callAt(&g.host, new.CancelAfter, func() { g.endEarly(q, Cancelled) })
+		f.callAt(&g.endpoint, new.CancelAfter, func() { g.endEarly(q, Cancelled) })
 	}
 	g.noteWaiting(q, true)
 	g.state.Arrive(&q.state, f.now)
@@ -323,12 +326,12 @@ func (g *gateway) sendOrEnd(q *gatewayQuery) {
 	f.movedAt = f.now
 	g.noteWaiting(q, false)
 	if c.to.left {
-		f.callAt(&g.host, 0, func() { c.handleEnd(unheard, -1) })
+		f.callAt(&g.endpoint, 0, func() { c.handleEnd(unheard, -1) })
 		return
 	}
 	m := f.newMessage(attempted)
 	m.call = c
-	f.sendMessage(f.drawJitter(), &g.host, &c.to.host, m)
+	f.sendMessage(f.drawJitter(), &g.endpoint, &c.to.endpoint, m)
 }
 
 // endQuery handles that a query, or a part, has its outcome.
@@ -385,7 +388,7 @@ func (g *gateway) removeCall(c *call) {
 
 // abortCall cuts off an attempt under way.
 func (g *gateway) abortCall(c *call) {
-	g.f.send(&g.host, &c.to.host, func() { c.to.cutOff(c) }, nil)
+	g.f.send(&g.endpoint, &c.to.endpoint, func() { c.to.cutOff(c) }, nil)
 	g.removeCall(c)
 }
 
@@ -400,7 +403,7 @@ func (c *call) handleEnd(how attemptExit, remaining time.Duration) {
 		return
 	}
 	if wait := q.state.Backoff(); how == unheard && wait > 0 {
-		g.f.callAt(&g.host, g.f.jitterTime(wait), func() {
+		g.f.callAt(&g.endpoint, g.f.jitterTime(wait), func() {
 			if slices.Contains(q.calls, c) {
 				g.noteAttemptOver(c, how)
 			}
@@ -461,7 +464,7 @@ func (g *gateway) seek() {
 	g.stream++
 	stream := g.stream
 	if name == "" {
-		f.callAt(&g.host, f.jitterTime(wait), func() {
+		f.callAt(&g.endpoint, f.jitterTime(wait), func() {
 			if g.stream == stream {
 				g.seek()
 			}
@@ -477,13 +480,13 @@ func (g *gateway) seek() {
 			g.handleClosed()
 		}
 	}
-	f.send(&g.host, &to.host, func() {
+	f.send(&g.endpoint, &to.endpoint, func() {
 		if to.term != nil && !to.term.over {
 			to.term.connect(g)
 			return
 		}
 		follow, successor := to.follow, to.node.Successor()
-		f.send(&to.host, &g.host, func() {
+		f.send(&to.endpoint, &g.endpoint, func() {
 			g.noteLeadership(follow, successor)
 			over()
 		}, nil)
@@ -497,7 +500,7 @@ func (g *gateway) endSilentStream(stream int) {
 		return
 	}
 	if left := g.state.Patience(g.f.now); left > 0 {
-		g.f.callAt(&g.host, left, func() { g.endSilentStream(stream) })
+		g.f.callAt(&g.endpoint, left, func() { g.endSilentStream(stream) })
 		return
 	}
 	g.hangUp()
@@ -509,7 +512,7 @@ func (g *gateway) hangUp() {
 	if to == nil {
 		return
 	}
-	g.f.send(&g.host, &to.host, func() {
+	g.f.send(&g.endpoint, &to.endpoint, func() {
 		if to.term != nil {
 			to.term.handleDisconnect(g)
 		}
@@ -527,7 +530,7 @@ func (g *gateway) handleClosed() {
 // handleOpened handles that a leader has answered.
 func (g *gateway) handleOpened(t *term, successor names.AgentName) {
 	if g.to != t.agent { // the gateway has given this stream up
-		g.f.send(&g.host, &t.agent.host, func() { t.handleDisconnect(g) }, nil)
+		g.f.send(&g.endpoint, &t.agent.endpoint, func() { t.handleDisconnect(g) }, nil)
 		return
 	}
 	if g.link != t {
@@ -594,7 +597,7 @@ func (g *gateway) sendToLeader(m queries.Message) {
 	if len(m.Submit) == 1 && len(m.Cancel)+len(m.Unused) == 0 {
 		one := f.newMessage(submitted)
 		one.term, one.gateway, one.event = g.link, g, g.submit(&m.Submit[0])
-		f.sendMessage(0, &g.host, g.link.host, one)
+		f.sendMessage(0, &g.endpoint, g.link.host, one)
 		return
 	}
 	var events []leader.Event
@@ -614,7 +617,7 @@ func (g *gateway) sendToLeader(m queries.Message) {
 		})
 	}
 	t := g.link
-	f.send(&g.host, t.host, func() { t.handleEvents(g, events) }, nil)
+	f.send(&g.endpoint, t.host, func() { t.handleEvents(g, events) }, nil)
 }
 
 // handleMessage handles a message of the leader, which has read that many submits.
@@ -671,7 +674,7 @@ func (g *gateway) watch() {
 	if !led {
 		wait = g.state.LookAgain(f.now)
 	}
-	f.callAt(&g.host, wait, func() {
+	f.callAt(&g.endpoint, wait, func() {
 		g.watching = false
 		if !led && g.state.Check(f.now) {
 			g.decision.Avoid(g.timeNow(), match.LaneID(g.to.index))
@@ -765,7 +768,7 @@ func (g *gateway) carryOutDecision() {
 				model = f.indexOf[do.Model]
 			}
 			f.probes++
-			f.send(&g.host, &a.host, func() { a.answerProbe(g, id, model, batch) }, func() {
+			f.send(&g.endpoint, &a.endpoint, func() { a.answerProbe(g, id, model, batch) }, func() {
 				g.decision.Unasked(g.timeNow(), id)
 				g.carryOutActions()
 			})
@@ -794,7 +797,7 @@ func (g *gateway) carryOutDecision() {
 		return
 	}
 	g.wakeAt = at
-	f.callAt(&g.host, at-f.now, func() {
+	f.callAt(&g.endpoint, at-f.now, func() {
 		if g.wakeAt == at {
 			g.wakeAt = Never
 			g.decision.Pass(g.timeNow())
@@ -804,7 +807,7 @@ func (g *gateway) carryOutDecision() {
 }
 
 func (g *gateway) release(a *agent, id uint64) {
-	g.f.send(&g.host, &a.host, func() { a.releasePromise(g, id) }, nil)
+	g.f.send(&g.endpoint, &a.endpoint, func() { a.releasePromise(g, id) }, nil)
 }
 
 // handleProbeAnswer handles an agent's answer to a question.

@@ -37,7 +37,7 @@ func (a *agent) sendGreeting(t *term) {
 // sendToLeader sends a message to the leader that the agent follows.
 func (a *agent) sendToLeader(what func(t *term)) {
 	if t := a.link; t != nil && a.follow == t.claim {
-		a.f.send(&a.host, t.host, func() {
+		a.f.send(&a.endpoint, t.host, func() {
 			if !t.over {
 				what(t)
 			}
@@ -64,7 +64,7 @@ func (a *agent) tellEnd(c *call, refused bool, ran time.Duration) {
 	if t := a.link; t != nil && a.follow == t.claim {
 		m := f.newMessage(completed)
 		m.term, m.event = t, e
-		f.sendMessage(0, &a.host, t.host, m)
+		f.sendMessage(0, &a.endpoint, t.host, m)
 	}
 }
 
@@ -72,7 +72,7 @@ func (a *agent) tellEnd(c *call, refused bool, ran time.Duration) {
 func (a *agent) sendAnswer(c *call, how attemptExit) {
 	m := a.f.newMessage(attemptEnded)
 	m.call, m.how, m.remaining = c, how, a.remainingTime()
-	a.f.sendMessage(0, &a.host, &c.gateway.host, m)
+	a.f.sendMessage(0, &a.endpoint, &c.gateway.endpoint, m)
 }
 
 // tableEstimator predicts what a lane runs by what is assumed of it; the lane learns nothing by
@@ -137,7 +137,7 @@ func (a *agent) stepLane(e lane.Event) {
 	}
 	if wakeAt < a.laneWakesAt {
 		a.laneWakesAt = wakeAt
-		a.f.callAt(&a.host, wakeAt-a.f.now, func() {
+		a.f.callAt(&a.endpoint, wakeAt-a.f.now, func() {
 			if a.laneWakesAt == wakeAt {
 				a.laneWakesAt = Never
 			}
@@ -219,7 +219,7 @@ func (a *agent) scheduleEnd(at time.Duration) {
 	a.freeAt = at
 	m := f.newMessage(runEnded)
 	m.agent, m.run = a, a.runs
-	f.scheduleMessage(at-f.now, &a.host, m)
+	f.scheduleMessage(at-f.now, &a.endpoint, m)
 }
 
 // retimeRuns changes the ends of runs that changes on their machine have moved.
@@ -273,7 +273,7 @@ func (a *agent) endsEarly(c *call, why attemptExit, ran time.Duration) {
 	a.removeCall(c)
 	a.tellEnd(c, true, ran)
 	a.sendAnswer(c, why)
-	a.f.callAt(&a.host, 0, a.endIfDrained)
+	a.f.callAt(&a.endpoint, 0, a.endIfDrained)
 }
 
 // cutOff makes the lane stop an attempt that waits or runs. Others of its run go on.
@@ -319,7 +319,8 @@ func (a *agent) answerProbe(g *gateway, id uint64, model int, batch int) {
 		return !a.lanes.HasReserved(p.of, a.f.now)
 	})
 	a.promises = append(a.promises, promise{g, id, r})
-	a.f.send(&a.host, &g.host, func() { g.handleProbeAnswer(a, id, remaining, finish) }, nil)
+	a.f.send(&a.endpoint, &g.endpoint, func() { g.handleProbeAnswer(a, id, remaining, finish) },
+		nil)
 }
 
 // takePromise takes a reservation off the promises; nil if there is none.

@@ -58,9 +58,10 @@ func (t *term) tellLatencies(all []*leader.Latency) {
 		})
 	}
 	for _, b := range f.agents {
-		f.send(&t.agent.host, &b.host, func() {
+		f.send(&t.agent.endpoint, &b.endpoint, func() {
 			for _, l := range all {
-				if m := f.modelOf(l.Model); m >= 0 && l.Profile != nil && b.lane.Predicted[m] != nil &&
+				if m := f.modelOf(l.Model); m >= 0 && l.Profile != nil &&
+					b.lane.Predicted[m] != nil &&
 					(l.Type == b.member.Type || l.Type == b.member.OwnType) {
 					b.lane.setKnown(m, l.Table, l.Profile)
 				}

@@ -34,7 +34,7 @@ const (
 // own, and not functions, so that their memory is used again.
 type message struct {
 	kind     messageKind
-	from, to *host
+	from, to *endpoint
 	way      time.Duration // how long it takes
 	do       func()
 	refused  func() // called at from if to's process has ended; nil: nothing is

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A host is an agent or a gateway, as the network sees it.
-type host struct {
+// A endpoint is an agent or a gateway, as the network sees it.
+type endpoint struct {
 	dead     bool
 	distance time.Duration // how much longer messages from and to it take
 	froze    time.Duration
@@ -30,8 +30,8 @@ type outage struct{ since, until time.Duration }
 // lastsUntilBroken reports whether it lasts until connections break.
 func (o outage) lastsUntilBroken() bool { return o.until-o.since > connectionTimeout }
 
-func newHost() host {
-	h := host{thaws: -warmUp}
+func newHost() endpoint {
+	h := endpoint{thaws: -warmUp}
 	for d := range h.cuts {
 		h.cuts[d].until = -warmUp
 	}
@@ -39,7 +39,7 @@ func newHost() host {
 }
 
 // cutFor reports whether a cut of the host, in either direction, has lasted for so long.
-func (f *Fleet) cutFor(h *host, d time.Duration) bool {
+func (f *Fleet) cutFor(h *endpoint, d time.Duration) bool {
 	return slices.ContainsFunc(h.cuts[:], func(o outage) bool {
 		return o.until > f.now && f.now-o.since >= d
 	})
@@ -47,7 +47,7 @@ func (f *Fleet) cutFor(h *host, d time.Duration) bool {
 
 // A delay lengthens the way of messages until a time: those of one host, or all.
 type delay struct {
-	of     *host // nil: all hosts
+	of     *endpoint // nil: all hosts
 	until  time.Duration
 	amount time.Duration
 }
@@ -57,16 +57,16 @@ func (f *Fleet) jitterTime(d time.Duration) time.Duration {
 	return d/2 + time.Duration(f.rng.Int64N(int64(d)))
 }
 
-func (f *Fleet) isHostFrozen(h *host) bool { return h.thaws > f.now }
+func (f *Fleet) isHostFrozen(h *endpoint) bool { return h.thaws > f.now }
 
-func (a *agent) isFrozen() bool { return a.f.isHostFrozen(&a.host) }
+func (a *agent) isFrozen() bool { return a.f.isHostFrozen(&a.endpoint) }
 
 // callAt calls what at a host after a time; later if the host is frozen then, never if it is dead.
-func (f *Fleet) callAt(h *host, after time.Duration, what func()) {
+func (f *Fleet) callAt(h *endpoint, after time.Duration, what func()) {
 	f.events.push(event{at: f.now + max(after, 0), host: h, do: what})
 }
 
-func (f *Fleet) deliverTo(h *host, what func()) {
+func (f *Fleet) deliverTo(h *endpoint, what func()) {
 	switch {
 	case h.dead:
 	case f.isHostFrozen(h), len(h.inbox) > 0: // keep the order of arrival
@@ -100,7 +100,7 @@ func (f *Fleet) isCalm() bool {
 }
 
 // messageTime is how long a message takes.
-func (f *Fleet) messageTime(from, to *host) time.Duration {
+func (f *Fleet) messageTime(from, to *endpoint) time.Duration {
 	if from == to {
 		return 0
 	}
@@ -117,8 +117,8 @@ func (f *Fleet) messageTime(from, to *host) time.Duration {
 // findOutage returns the outage which keeps messages from one host from getting to another; false
 // if none does. Where messages do not get through in one direction, neither do acknowledgements of
 // those in the other: their connections break, too, and from then on nothing gets through.
-func (f *Fleet) findOutage(from, to *host) (longest outage, is bool) {
-	for _, h := range []*host{from, to} {
+func (f *Fleet) findOutage(from, to *endpoint) (longest outage, is bool) {
+	for _, h := range []*endpoint{from, to} {
 		for d, o := range h.cuts {
 			if from == to || o.until <= f.now {
 				continue
@@ -138,7 +138,7 @@ func (f *Fleet) findOutage(from, to *host) (longest outage, is bool) {
 // send calls what at the host to when a message from the host from has arrived there. If to's
 // process has ended, or the connection is known to be broken, refused, unless it is nil, is called
 // at from.
-func (f *Fleet) send(from, to *host, what, refused func()) {
+func (f *Fleet) send(from, to *endpoint, what, refused func()) {
 	m := f.newMessage(function)
 	m.do, m.refused = what, refused
 	f.sendMessage(0, from, to, m)
@@ -153,7 +153,7 @@ func (f *Fleet) drawJitter() time.Duration {
 }
 
 // sendMessage sends a message, whose way takes longer by jitter.
-func (f *Fleet) sendMessage(jitter time.Duration, from, to *host, m *message) {
+func (f *Fleet) sendMessage(jitter time.Duration, from, to *endpoint, m *message) {
 	m.from, m.to = from, to
 	if f.calm && from != to {
 		m.way = f.cfg.RTT/2 + jitter
@@ -175,7 +175,7 @@ func (f *Fleet) sendMessage(jitter time.Duration, from, to *host, m *message) {
 		}
 		at += o.until - f.now // TCP sends it again until it gets through
 	}
-	key := [2]*host{from, to}
+	key := [2]*endpoint{from, to}
 	if last, ok := f.lastAt[key]; ok {
 		at = max(at, last)
 	}
@@ -184,7 +184,7 @@ func (f *Fleet) sendMessage(jitter time.Duration, from, to *host, m *message) {
 }
 
 // scheduleMessage sends a message of a host to itself, which comes after a time.
-func (f *Fleet) scheduleMessage(after time.Duration, to *host, m *message) {
+func (f *Fleet) scheduleMessage(after time.Duration, to *endpoint, m *message) {
 	m.from, m.to = to, to
 	f.events.push(event{at: f.now + after, message: m})
 }

@@ -62,7 +62,7 @@ func (f *Fleet) strikeFault(fault Fault, r *Result) {
 	case slow:
 		d := delay{until: until, amount: fault.Amount}
 		if hit != nil {
-			d.of = &hit.host
+			d.of = &hit.endpoint
 		}
 		f.delays = append(f.delays, d)
 	}
@@ -93,11 +93,11 @@ func (a *agent) killProcess() {
 	}
 	a.resetLane()
 	a.eachOther(func(b *agent) {
-		f.send(&a.host, &b.host, func() { b.handleBrokenConnection(a) },
+		f.send(&a.endpoint, &b.endpoint, func() { b.handleBrokenConnection(a) },
 			nil)
 	})
 	for _, g := range f.gateways {
-		f.send(&a.host, &g.host, func() { g.handleBrokenConnection(a) }, nil)
+		f.send(&a.endpoint, &g.endpoint, func() { g.handleBrokenConnection(a) }, nil)
 	}
 	life := a.lives
 	f.do(f.now+gossipGivesUp, func() {
@@ -204,12 +204,12 @@ func (a *agent) cutNetwork(until time.Duration, ways ...direction) {
 		o.until = max(o.until, until)
 	}
 	f.do(f.now+connectionTimeout, func() {
-		if a.dead || !f.cutFor(&a.host, connectionTimeout) {
+		if a.dead || !f.cutFor(&a.endpoint, connectionTimeout) {
 			return
 		}
 		a.eachOther(func(b *agent) {
-			f.callAt(&b.host, 0, func() { b.handleBrokenConnection(a) })
-			f.callAt(&a.host, 0, func() { a.handleBrokenConnection(b) })
+			f.callAt(&b.endpoint, 0, func() { b.handleBrokenConnection(a) })
+			f.callAt(&a.endpoint, 0, func() { a.handleBrokenConnection(b) })
 		})
 		for _, g := range f.gateways {
 			g.handleBrokenConnection(a)
@@ -217,7 +217,7 @@ func (a *agent) cutNetwork(until time.Duration, ways ...direction) {
 	})
 	// Gossip needs both directions: a ping, and its answer.
 	f.do(f.now+gossipGivesUp, func() {
-		if !a.dead && f.cutFor(&a.host, gossipGivesUp) {
+		if !a.dead && f.cutFor(&a.endpoint, gossipGivesUp) {
 			a.handleRemoval()
 		}
 	})
@@ -237,12 +237,12 @@ func (a *agent) handleRemoval() {
 		if b.left {
 			return
 		}
-		f.callAt(&b.host, 0, func() {
+		f.callAt(&b.endpoint, 0, func() {
 			b.step(&election.Event{
 				Kind: election.MemberDown, ID: a.member.Name,
 			})
 		})
-		f.callAt(&a.host, 0, func() {
+		f.callAt(&a.endpoint, 0, func() {
 			a.step(&election.Event{
 				Kind: election.MemberDown, ID: b.member.Name,
 			})
@@ -257,7 +257,7 @@ func (a *agent) handleRemoval() {
 // comeBack handles that gossip hears an agent again.
 func (a *agent) comeBack() {
 	f := a.f
-	if !a.left || a.dead || a.isFrozen() || f.cutFor(&a.host, 0) {
+	if !a.left || a.dead || a.isFrozen() || f.cutFor(&a.endpoint, 0) {
 		return
 	}
 	a.left = false
@@ -265,8 +265,8 @@ func (a *agent) comeBack() {
 		if b.left {
 			return
 		}
-		f.callAt(&b.host, 0, func() { b.addMember(a) })
-		f.callAt(&a.host, 0, func() { a.addMember(b) })
+		f.callAt(&b.endpoint, 0, func() { b.addMember(a) })
+		f.callAt(&a.endpoint, 0, func() { a.addMember(b) })
 	})
 	f.tellViews()
 	for _, g := range f.gateways {
@@ -277,7 +277,7 @@ func (a *agent) comeBack() {
 // tellViews tells all leaders which agents are members.
 func (f *Fleet) tellViews() {
 	for _, a := range f.agents {
-		f.callAt(&a.host, 0, func() {
+		f.callAt(&a.endpoint, 0, func() {
 			if a.term != nil {
 				a.term.viewChanged()
 			}

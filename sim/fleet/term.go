@@ -16,8 +16,8 @@ import (
 // A term is an agent's leadership.
 type term struct {
 	f           *Fleet
-	agent       *agent // the leader; nil in a settled fleet
-	host        *host  // where it does
+	agent       *agent    // the leader; nil in a settled fleet
+	host        *endpoint // where it does
 	claim       election.Claim
 	state       *leader.State
 	began       time.Duration
@@ -50,7 +50,7 @@ func (a *agent) beginTerm(claim election.Claim) {
 		Self: a.member.Name, Policy: f.cfg.Policy, NewChooser: f.cfg.NewChooser,
 		Seed: f.cfg.Seed + claim.Epoch, Ahead: f.ahead,
 	}
-	t, err := f.newTerm(&a.host, cfg)
+	t, err := f.newTerm(&a.endpoint, cfg)
 	if err != nil {
 		f.fail(err)
 		return
@@ -79,7 +79,7 @@ func (a *agent) beginTerm(claim election.Claim) {
 }
 
 // newTerm returns a term that begins now, at a host.
-func (f *Fleet) newTerm(at *host, cfg leader.Config) (*term, error) {
+func (f *Fleet) newTerm(at *endpoint, cfg leader.Config) (*term, error) {
 	n := len(f.gateways)
 	t := &term{
 		f: f, host: at, began: f.now, wakeAt: Never,
@@ -107,7 +107,7 @@ func (t *term) endTerm() {
 	t.markOver()
 	for i, g := range t.f.gateways {
 		if t.linked[i] {
-			t.f.send(t.host, &g.host, func() {
+			t.f.send(t.host, &g.endpoint, func() {
 				t.linked[i] = false
 				if g.to == t.agent {
 					g.handleClosed()
@@ -186,7 +186,7 @@ func (t *term) open(b *agent) {
 	hello := election.Message{
 		Kind: election.Heartbeat, Claim: t.claim, Successor: t.agent.node.Successor(),
 	}
-	t.f.send(t.host, &b.host, func() {
+	t.f.send(t.host, &b.endpoint, func() {
 		if b != t.agent {
 			b.step(&election.Event{
 				Kind: election.Received, ID: t.agent.member.Name, Message: hello,
@@ -259,13 +259,13 @@ func (t *term) acknowledgeSubmits(g *gateway, told uint64) {
 	}
 	m := t.f.newMessage(acknowledged)
 	m.term, m.gateway, m.read = t, g, t.read[g.index]
-	t.f.sendMessage(0, t.host, &g.host, m)
+	t.f.sendMessage(0, t.host, &g.endpoint, m)
 }
 
 // callGateway calls what at a gateway, if it has a stream, after a message's way.
 func (t *term) callGateway(g *gateway, what func()) {
 	if t.linked[g.index] {
-		t.f.send(t.host, &g.host, what, nil)
+		t.f.send(t.host, &g.endpoint, what, nil)
 	}
 }
 
@@ -347,7 +347,7 @@ func (t *term) carryOut(a *leader.Action) {
 		m.term, m.gateway, m.read, m.action = t, g, t.read[g.index], a.Kind
 		m.decision, m.name, m.model = a.Decision, a.Agent, a.Model.Name
 		m.decision.Rows = slices.Clone(a.Decision.Rows)
-		f.sendMessage(0, t.host, &g.host, m)
+		f.sendMessage(0, t.host, &g.endpoint, m)
 	case leader.Nonsense:
 		f.fail(fmt.Errorf("the leader at %v: an event makes no sense: %s", f.now, a.Message))
 	default:
