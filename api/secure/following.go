@@ -21,13 +21,13 @@ type rightsWatch struct {
 // A watchedCall is an open call.
 type watchedCall struct {
 	caller caller
-	demand demand
+	demand requiredRights
 	end    func(*refusal) // must not block
 }
 
 // followRights has end called when the caller c, who may make a call that needs the rights d, loses
 // the right to make it; end may be called at once. The call counts as open until done is called.
-func (g *Guard) followRights(c caller, d demand, end func(*refusal)) (done func()) {
+func (g *Guard) followRights(c caller, d requiredRights, end func(*refusal)) (done func()) {
 	f := &watchedCall{c, d, end}
 	g.following.mu.Lock()
 	if g.following.calls == nil {
@@ -47,7 +47,7 @@ func (g *Guard) followRights(c caller, d demand, end func(*refusal)) (done func(
 
 // stillRefusal returns nil if a caller may still make a call that was let in, else why not. A call
 // that anybody may make ends too with its caller's rights, as its answer is one for them.
-func (g *Guard) stillRefusal(c caller, d demand) *refusal {
+func (g *Guard) stillRefusal(c caller, d requiredRights) *refusal {
 	if c.apiKey {
 		if name, known := g.keys.get().ownerOf(c.key); !known || name != c.name {
 			return &refusal{

@@ -158,40 +158,40 @@ func (serverCredentials) OverrideServerName(string) error           { return nil
 // demandOf returns the rights that a call of the method needs. Unlisted methods of the control
 // service, and those of the dashboard's, are for agents; other unlisted methods are for every
 // caller with a name.
-func demandOf(method string) demand {
+func demandOf(method string) requiredRights {
 	switch method {
 	case healthpb.Health_Check_FullMethodName, healthpb.Health_Watch_FullMethodName,
 		healthpb.Health_List_FullMethodName,
 		inference.GRPCInferenceService_ServerLive_FullMethodName,
 		inference.GRPCInferenceService_ServerReady_FullMethodName:
-		return demand{open: true}
+		return requiredRights{open: true}
 	case inference.GRPCInferenceService_RepositoryModelLoad_FullMethodName:
-		return demand{control: Load}
+		return requiredRights{control: Load}
 	case inference.GRPCInferenceService_RepositoryModelUnload_FullMethodName:
-		return demand{control: Unload}
+		return requiredRights{control: Unload}
 	case control.Control_Drain_FullMethodName:
-		return demand{control: Drain}
+		return requiredRights{control: Drain}
 	case control.Control_Demand_FullMethodName:
-		return demand{control: Plan}
+		return requiredRights{control: Plan}
 	case control.Control_Fleet_FullMethodName: // to change what is rented, a client asks what is
-		return demand{control: Plan, or: Fleet}
+		return requiredRights{control: Plan, or: Fleet}
 	case control.Control_RotateKeys_FullMethodName, control.Control_ListKeys_FullMethodName:
-		return demand{control: Rotate}
+		return requiredRights{control: Rotate}
 	case control.Control_Events_FullMethodName:
-		return demand{control: Events}
+		return requiredRights{control: Events}
 	case control.Control_Place_FullMethodName, control.Control_SetFleet_FullMethodName,
 		control.Control_SetRelease_FullMethodName:
-		return demand{control: Fleet}
+		return requiredRights{control: Fleet}
 	case control.Control_Watch_FullMethodName, control.Control_Match_FullMethodName,
 		control.Control_Probe_FullMethodName, control.Control_Queries_FullMethodName,
 		control.Control_Status_FullMethodName, control.Control_Release_FullMethodName:
-		return demand{} // SDKs make these
+		return requiredRights{} // SDKs make these
 	}
 	if strings.HasPrefix(method, "/"+control.Control_ServiceDesc.ServiceName+"/") ||
 		strings.HasPrefix(method, "/"+control.Dashboard_ServiceDesc.ServiceName+"/") {
-		return demand{agent: true}
+		return requiredRights{agent: true}
 	}
-	return demand{}
+	return requiredRights{}
 }
 
 // modelOf returns the model that a message is about; ok is false if it is about none.
@@ -320,7 +320,7 @@ func (g *Guard) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	}
 	if model, ok := modelOf(req); ok && !demandOf(info.FullMethod).open {
 		if r := g.checkRights(ctx.Value(callerKey{}).(caller),
-			demand{query: true, model: model}); r != nil {
+			requiredRights{query: true, model: model}); r != nil {
 			p, _ := peer.FromContext(ctx)
 			g.noteRefusal(addressOf(p), info.FullMethod, r)
 			return nil, r

@@ -361,8 +361,8 @@ func bearerToken(headers []string) (token string, given bool, _ *refusal) {
 	return strings.TrimSpace(token), true, nil
 }
 
-// A demand holds the rights that a call needs.
-type demand struct {
+// A requiredRights holds the rights that a call needs.
+type requiredRights struct {
 	open    bool    // anybody may make the call
 	agent   bool    // only agents of this fleet may make it
 	control Control // "" : none
@@ -372,7 +372,7 @@ type demand struct {
 }
 
 // checkRights returns nil if the caller has the rights d, else the refusal.
-func (g *Guard) checkRights(c caller, d demand) *refusal {
+func (g *Guard) checkRights(c caller, d requiredRights) *refusal {
 	if d.open || c.agent {
 		return nil
 	}
@@ -439,7 +439,7 @@ func (g *Guard) KnowFamilies(familyOf func(model string) string) { g.familyOf.St
 // check authenticates the caller, and checks its rights. A call that anybody may make is let in
 // whoever makes it, but its answer may depend on who does.
 func (g *Guard) check(state *tls.ConnectionState, authorization []string, by login,
-	from net.Addr, d demand) (caller, *refusal) {
+	from net.Addr, d requiredRights) (caller, *refusal) {
 	c, r := g.authenticateCaller(state, authorization, by, from)
 	if d.open {
 		c.open, c.stranger = true, r != nil
@@ -488,7 +488,7 @@ func (g *Guard) Identity(ctx context.Context) string {
 // MayControl reports whether the caller of the call with context ctx may make the control call.
 func (g *Guard) MayControl(ctx context.Context, call Control) bool {
 	c, ok := ctx.Value(callerKey{}).(caller)
-	return ok && g.checkRights(c, demand{control: call}) == nil
+	return ok && g.checkRights(c, requiredRights{control: call}) == nil
 }
 
 // LoadShare is the share of the agents that may hold models only because the client that made the
@@ -511,7 +511,7 @@ func (g *Guard) MayQuery(ctx context.Context, model string) error {
 			text: "nobody knows who has made this call",
 		}
 	}
-	if r := g.checkRights(c, demand{query: true, model: model}); r != nil {
+	if r := g.checkRights(c, requiredRights{query: true, model: model}); r != nil {
 		return r
 	}
 	return nil

@@ -73,7 +73,7 @@ func (g *Guard) ConnContext(ctx context.Context, conn net.Conn) context.Context 
 const dashboardAPI = "/dashboard/api/"
 
 // checkHTTP is check of a request.
-func (g *Guard) checkHTTP(req *http.Request, d demand) (caller, *refusal) {
+func (g *Guard) checkHTTP(req *http.Request, d requiredRights) (caller, *refusal) {
 	by := login{}
 	if strings.HasPrefix(req.URL.Path, dashboardAPI) {
 		by, _ = g.sessionClient(req)
@@ -149,7 +149,7 @@ func hostname(hostport string) string {
 
 // demandOfPath returns the rights that a request of the path needs. path is as sent; it is parsed
 // as http.ServeMux does, first split and then unescaped.
-func demandOfPath(path string) demand {
+func demandOfPath(path string) requiredRights {
 	parts := strings.Split(strings.TrimPrefix(path, "/"), "/")
 	for i, p := range parts {
 		if plain, err := url.PathUnescape(p); err == nil {
@@ -164,23 +164,23 @@ func demandOfPath(path string) demand {
 	}
 	switch {
 	case len(parts) == 1 && (parts[0] == "livez" || parts[0] == "readyz"):
-		return demand{open: true}
+		return requiredRights{open: true}
 	case at(0) == "dashboard" && at(1) == "api":
-		return demand{open: len(parts) == 3 && (at(2) == "session" || at(2) == "login")}
+		return requiredRights{open: len(parts) == 3 && (at(2) == "session" || at(2) == "login")}
 	case at(0) == "dashboard":
-		return demand{open: true} // files that are the same everywhere
+		return requiredRights{open: true} // files that are the same everywhere
 	case at(0) != "v2":
-		return demand{}
+		return requiredRights{}
 	case at(1) == "health", len(parts) == 2 && parts[1] == "openapi.json":
-		return demand{open: true}
+		return requiredRights{open: true}
 	case at(1) == "models" && at(2) != "" && !(len(parts) == 3 && parts[2] == "stats"):
-		return demand{query: true, model: parts[2]}
+		return requiredRights{query: true, model: parts[2]}
 	case at(1) == "repository" && at(2) == "models" && at(4) == "load":
-		return demand{control: Load}
+		return requiredRights{control: Load}
 	case at(1) == "repository" && at(2) == "models" && at(4) == "unload":
-		return demand{control: Unload}
+		return requiredRights{control: Unload}
 	}
-	return demand{}
+	return requiredRights{}
 }
 
 // remote is the address of a request's client.

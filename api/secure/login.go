@@ -150,7 +150,7 @@ func (g *Guard) LoginRefused(req *http.Request) string {
 // Session returns the name of the client that a request is of, "" if it has none, whether the
 // request may read what every client may, and its context with the caller.
 func (g *Guard) Session(req *http.Request) (ctx context.Context, name string, in bool) {
-	c, r := g.checkHTTP(req, demand{})
+	c, r := g.checkHTTP(req, requiredRights{})
 	if r != nil {
 		return req.Context(), "", false
 	}
