@@ -13,9 +13,9 @@ import (
 // that floods the lanes takes no more from the others than one that just fills them. Below the
 // limit all shares are 1, and nothing depends on them.
 
-// A demand is what a family has asked of a shard and lost there in the last time. The counts decay
-// over Matcher.spareOver; at time since they were right.
-type demand struct {
+// A shardDemand is what a family has asked of a shard and lost there in the last time. The counts
+// decay over Matcher.spareOver; at time since they were right.
+type shardDemand struct {
 	family *family
 	// arrivals counts queries that came to wait, lost those of them that were not started or not
 	// answered in time. cost is the sum of the costs of all of them, in units of what an average
@@ -36,22 +36,22 @@ type demand struct {
 const minArrivals = 20
 
 // size is the number of arrivals to which a loss is compared.
-func (d *demand) size() float64 { return max(d.arrivals, minArrivals) }
+func (d *shardDemand) size() float64 { return max(d.arrivals, minArrivals) }
 
 // servedShare is the part that the family has got of what it would reach alone.
-func (d *demand) servedShare() float64 { return d.shareAfter(0) }
+func (d *shardDemand) servedShare() float64 { return d.shareAfter(0) }
 
 // shareAfter is share if so many more queries had been answered.
-func (d *demand) shareAfter(more int) float64 {
+func (d *shardDemand) shareAfter(more int) float64 {
 	return (d.size() - d.lost + float64(more)) / (d.size() * d.alone)
 }
 
 // demandOf returns the demand of a family at s, which begins if there is none.
-func (s *shard) demandOf(f *family) *demand {
+func (s *shard) demandOf(f *family) *shardDemand {
 	if d := s.knownDemand(f); d != nil {
 		return d
 	}
-	var free *demand
+	var free *shardDemand
 	for _, d := range s.demands {
 		if free == nil && d.decayTo(s.m) < 1e-3 && !slices.ContainsFunc(s.classes,
 			func(k *queryClass) bool { return k.demand == d && k.live.Len() > 0 }) {
@@ -59,15 +59,16 @@ func (s *shard) demandOf(f *family) *demand {
 		}
 	}
 	if free == nil {
-		free = &demand{}
+		free = &shardDemand{}
 		s.demands = append(s.demands, free)
 	}
-	*free = demand{family: f, since: s.m.now, alone: 1, shedThreshold: shedThreshold{threshold: 1}}
+	*free = shardDemand{family: f, since: s.m.now, alone: 1,
+		shedThreshold: shedThreshold{threshold: 1}}
 	return free
 }
 
 // knownDemand returns the demand of a family at s, nil if there is none.
-func (s *shard) knownDemand(f *family) *demand {
+func (s *shard) knownDemand(f *family) *shardDemand {
 	for _, d := range s.demands {
 		if d.family == f {
 			return d
@@ -77,7 +78,7 @@ func (s *shard) knownDemand(f *family) *demand {
 }
 
 // decayTo brings the counts up to now, and returns that of the arrivals.
-func (d *demand) decayTo(m *Matcher) float64 {
+func (d *shardDemand) decayTo(m *Matcher) float64 {
 	if m.now > d.since {
 		keep := math.Exp((d.since - m.now) / m.spareOver)
 		d.arrivals, d.lost, d.cost = d.arrivals*keep, d.lost*keep, d.cost*keep
@@ -136,9 +137,9 @@ func (s *shard) adaptToLoss(q *query) {
 const fairWithin = 0.02
 
 // isBehind reports whether another family has got a larger share at s than that of d.
-func (s *shard) isBehind(d *demand) bool {
+func (s *shard) isBehind(d *shardDemand) bool {
 	share := d.servedShare() + fairWithin
-	return slices.ContainsFunc(s.demands, func(o *demand) bool {
+	return slices.ContainsFunc(s.demands, func(o *shardDemand) bool {
 		return o.decayTo(s.m) >= minArrivals && o.servedShare() > share
 	})
 }
@@ -152,7 +153,7 @@ func (s *shard) noteMiss(q *query) {
 }
 
 // countLost counts q as lost in the demand of its family, which it returns.
-func (s *shard) countLost(q *query) *demand {
+func (s *shard) countLost(q *query) *shardDemand {
 	d := s.demandOf(q.family)
 	d.decayTo(s.m)
 	d.lost, q.lost = min(d.lost+1, d.arrivals), true

@@ -346,7 +346,7 @@ func (u *queue) remove(q *query) {
 // same number of its variants may answer them.
 type queryClass struct {
 	family  *family
-	demand  *demand
+	demand  *shardDemand
 	allowed int // how many of the family's variants may answer
 	live    list.List[query]
 	next    *query // scratch of [shard.oldestLive]: the next query, after looked others

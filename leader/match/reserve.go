@@ -22,7 +22,7 @@ func (f *family) mayMissTargetBehind(ms float64) bool { return ms > f.target/2 }
 
 // adaptReservedLanes adapts the reserved lanes to the loss of q, of the demand d. It reports
 // whether q was lost because runs of families that have got a larger share blocked its lanes.
-func (s *shard) adaptReservedLanes(q *query, d *demand) (blocked bool) {
+func (s *shard) adaptReservedLanes(q *query, d *shardDemand) (blocked bool) {
 	if len(s.demands) == 1 {
 		return false
 	}

@@ -252,10 +252,10 @@ func TestByShare(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
 		s := &shard{}
-		var demands []*demand
+		var demands []*shardDemand
 		for range 1 + r.IntN(5) {
 			size := float64(20 + r.IntN(30))
-			demands = append(demands, &demand{
+			demands = append(demands, &shardDemand{
 				arrivals: size, lost: float64(r.IntN(10)), alone: 1 - float64(r.IntN(2))/2,
 			})
 		}
@@ -274,7 +274,7 @@ func TestByShare(t *testing.T) {
 			next[k] = k.live.First()
 		}
 		for {
-			byFamily, best, share := map[*demand]int{}, (*queryClass)(nil), 0.0
+			byFamily, best, share := map[*shardDemand]int{}, (*queryClass)(nil), 0.0
 			for k, n := range looked {
 				byFamily[k.demand] += n
 			}

@@ -17,7 +17,7 @@ type shard struct {
 	classes []*queryClass    // some may have no queries now
 	starts  int              // how many queries have got a lane
 	tried   int              // starts when a query last went where none had gone for long
-	demands []*demand        // of the families whose queries have come lately
+	demands []*shardDemand   // of the families whose queries have come lately
 	late    list.List[query] // waiting queries that cannot, in the order in which they became late
 	usable  int              // number of lanes that are usable
 	// work is, by size class, the sum of the least mean latencies of the live queries, ms.

@@ -43,18 +43,18 @@ func blurFactor(id QueryID) float64 {
 }
 
 // shedsQuery reports whether q costs too much for the scarce time of the lanes.
-func (d *demand) shedsQuery(q *query) bool {
+func (d *shardDemand) shedsQuery(q *query) bool {
 	return d.threshold < 1 && q.cost > d.threshold*d.maxCost && d.lacksLanes()
 }
 
 // lacksLanes reports whether lanes are scarce for the family.
-func (d *demand) lacksLanes() bool { return d.lost > minShedLoss*d.size() }
+func (d *shardDemand) lacksLanes() bool { return d.lost > minShedLoss*d.size() }
 
 // admitLess lowers the threshold, because a query below it was lost.
-func (d *demand) admitLess() { d.threshold *= 1 - shedStep }
+func (d *shardDemand) admitLess() { d.threshold *= 1 - shedStep }
 
 // admitMore raises the threshold, because q is started in time. If q is above it, lanes idled.
-func (d *demand) admitMore(q *query) {
+func (d *shardDemand) admitMore(q *query) {
 	step := shedStep
 	if !d.shedsQuery(q) {
 		step *= shedLoss
