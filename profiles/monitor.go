@@ -79,7 +79,7 @@ const minSizesBlock = 256
 
 // A reference is what the queries were like when it was taken.
 type reference struct {
-	Demand
+	QueryMix
 	edges   []int // the largest batch size of each bin but the last
 	counts  []float64
 	queries float64
@@ -115,18 +115,18 @@ type Change struct {
 	// P is the probability that chance alone makes such a difference.
 	P float64
 	// Before is what the queries of the reference were like, Now the recent ones.
-	Before, Now Demand
+	Before, Now QueryMix
 }
 
-// A Demand is what queries are like.
-type Demand struct {
+// A QueryMix is what queries are like.
+type QueryMix struct {
 	Rate float64 // queries/s
 	// MeanSize is the mean batch size, and LargeSize that which a twentieth of the queries exceed.
 	MeanSize  float64
 	LargeSize int
 }
 
-func (d Demand) String() string {
+func (d QueryMix) String() string {
 	return fmt.Sprintf("%s queries/s, mean batch size %s, 5 %% above %d", formatFigures(d.Rate),
 		formatFigures(d.MeanSize), d.LargeSize)
 }
@@ -391,7 +391,7 @@ func (m *Monitor) settleSuspicion(now time.Time) {
 	m.dropOldest(m.held - b.queries)
 	c := &Change{
 		Kind: BothChanged, Seen: b.start, At: now, Queries: b.queries, P: min(sizes, span),
-		Before: m.reference.Demand,
+		Before: m.reference.QueryMix,
 	}
 	switch {
 	case span >= confirmed:

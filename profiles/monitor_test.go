@@ -402,12 +402,12 @@ func BenchmarkMonitorObserve(b *testing.B) {
 // What people read of demand has no exponent.
 func TestDemandString(t *testing.T) {
 	for _, tt := range []struct {
-		d    profiles.Demand
+		d    profiles.QueryMix
 		want string
 	}{
-		{profiles.Demand{Rate: 12_345.6, MeanSize: 45.678, LargeSize: 100},
+		{profiles.QueryMix{Rate: 12_345.6, MeanSize: 45.678, LargeSize: 100},
 			"12346 queries/s, mean batch size 45.68, 5 % above 100"},
-		{profiles.Demand{Rate: .5, MeanSize: 20_000.4, LargeSize: 40_000},
+		{profiles.QueryMix{Rate: .5, MeanSize: 20_000.4, LargeSize: 40_000},
 			"0.5 queries/s, mean batch size 20000, 5 % above 40000"},
 	} {
 		if got := tt.d.String(); got != tt.want {

@@ -246,7 +246,7 @@ func (s *fleetPlanner) reportChange(c learn.DemandChange) {
 	s.term.postToLoop(func() { s.term.sendProposal(p) })
 }
 
-func loadOf(d profiles.Demand) *control.Proposal_Load {
+func loadOf(d profiles.QueryMix) *control.Proposal_Load {
 	return &control.Proposal_Load{
 		Rate:      d.Rate,
 		MeanSize:  d.MeanSize,

@@ -107,7 +107,7 @@ func TestPlanningRests(t *testing.T) {
 				[]learn.DemandChange{
 					{Model: leader.ModelID{Name: model, Version: 1}, Change: profiles.Change{
 						Kind: kind, Seen: time.Now(), At: time.Now(),
-						Before: profiles.Demand{Rate: from}, Now: profiles.Demand{Rate: to},
+						Before: profiles.QueryMix{Rate: from}, Now: profiles.QueryMix{Rate: to},
 					}},
 				},
 			)
@@ -174,8 +174,8 @@ func TestPlansWithAllRuns(t *testing.T) {
 	}
 }
 
-// TestMoveToProfiled: the demand of a family counts for the most accurate variant of which latencies
-// are known, and stays where it is if there is none.
+// TestMoveToProfiled: the demand of a family counts for the most accurate variant of which
+// latencies are known, and stays where it is if there is none.
 func TestMoveToProfiled(t *testing.T) {
 	variant := func(name, family string, accuracy float64, queries int) learn.Demand {
 		return learn.Demand{Queries: queries, Rate: float64(queries) / 10, Model: &leader.Model{
@@ -194,9 +194,9 @@ func TestMoveToProfiled(t *testing.T) {
 	}
 }
 
-// TestFamiliesOf: renting may divide the demand of a family of which an accuracy is stated among its
-// variants that reach the floor and have profiles: the aim is the target, else the floor. Others are
-// planned for as they are asked for.
+// TestFamiliesOf: renting may divide the demand of a family of which an accuracy is stated among
+// its variants that reach the floor and have profiles: the aim is the target, else the floor.
+// Others are planned for as they are asked for.
 func TestFamiliesOf(t *testing.T) {
 	library := profiles.ShippedLibrary()
 	for name, tt := range map[string]struct {
