@@ -236,8 +236,8 @@ func (n *names) indexOf(e element) int {
 	return i
 }
 
-// An answer is the output of `muster place solve`; --json prints its fields.
-type answer struct {
+// An solution is the output of `muster place solve`; --json prints its fields.
+type solution struct {
 	ServedShare float64 `json:"served_share"`
 	Accuracy    float64 `json:"accuracy"`
 	Bound       float64 `json:"bound"`
@@ -268,7 +268,7 @@ type flow struct {
 	QPS     float64 `json:"qps"`
 }
 
-func (p *problem) solve(steps int) (*answer, error) {
+func (p *problem) solve(steps int) (*solution, error) {
 	if steps < 0 {
 		return nil, misuse.Errorf("--steps is %d, want >= 0", steps)
 	}
@@ -277,7 +277,7 @@ func (p *problem) solve(steps int) (*answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &answer{
+	a := &solution{
 		ServedShare: sol.Served, Accuracy: sol.Accuracy, Bound: sol.Bound, Proven: sol.Proven,
 		Agents: sol.Agents, Counts: []countedLayout{}, Flow: []flow{},
 		Seconds: time.Since(start).Seconds(), Steps: sol.Steps,
@@ -311,7 +311,7 @@ func (p *problem) solve(steps int) (*answer, error) {
 	return a, nil
 }
 
-func (a *answer) writeText(to io.Writer, p *problem) error {
+func (a *solution) writeText(to io.Writer, p *problem) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "served %s of the demand, accuracy %.3f points, %s\n",
 		formatPercent(a.ServedShare), a.Accuracy, a.describeGap())
@@ -371,7 +371,7 @@ func (a *answer) writeText(to io.Writer, p *problem) error {
 }
 
 // describeGap says how good the placement is known to be.
-func (a *answer) describeGap() string {
+func (a *solution) describeGap() string {
 	if a.Proven {
 		return "proven to be the best"
 	}

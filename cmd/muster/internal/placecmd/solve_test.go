@@ -31,7 +31,7 @@ const bert = `{"types": [{"name": "cpu", "count": 20}, {"name": "gpu", "count": 
            {"type": "gpu", "variant": "bert-base", "qps": 20}],
  "demand": {"bert": 100}}`
 
-func solved(t *testing.T, text string) (a answer) {
+func solved(t *testing.T, text string) (a solution) {
 	t.Helper()
 	out, err := muster(t, text, "solve", "-", "--json")
 	if err != nil {
