@@ -105,7 +105,8 @@ func TestRefusals(t *testing.T) {
 	}
 	top := ansi.Strip(Draw(s, 120, 0))
 	for _, want := range []string{
-		"         1         3  overloaded 3, deadline 1\n", "\n(none)         0          -      0.2        -",
+		"         1         3  overloaded 3, deadline 1\n",
+		"\n(none)         0          -      0.2        -",
 		"         2  not_found 2\n",
 	} {
 		if !strings.Contains(top, want) {
@@ -317,19 +318,19 @@ func TestScreen(t *testing.T) {
 	}
 
 	start := time.Unix(0, 0)
-	m, cmd := topped(t, m, answer{at: start, err: errors.New("a: connection refused")})
+	m, cmd := topped(t, m, pollResult{at: start, err: errors.New("a: connection refused")})
 	if got := shown(m); cmd == nil ||
 		!strings.Contains(got, "OLD NUMBERS: no answer for 0s; a: connection refused") ||
 		!strings.Contains(got, "523.4") {
 		t.Errorf("without an answer: got %q", got)
 	}
-	m, _ = topped(t, m, answer{
+	m, _ = topped(t, m, pollResult{
 		at: start.Add(12 * time.Second), err: errors.New("a: connection refused"),
 	})
 	if got := shown(m); !strings.Contains(got, "no answer for 12s") {
 		t.Errorf("without an answer for 12 s: got %q", got)
 	}
-	m, cmd = topped(t, m, answer{
+	m, cmd = topped(t, m, pollResult{
 		at: start.Add(13 * time.Second), status: &control.FleetStatus{}, note: "asks b",
 	})
 	if got := shown(m); cmd == nil || strings.Contains(got, "523.4") ||

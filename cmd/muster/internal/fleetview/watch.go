@@ -43,8 +43,8 @@ type screen struct {
 	width, height int                  // of the terminal; 0 until it is known
 }
 
-// An answer is the message with the result of one look.
-type answer struct {
+// An pollResult is the message with the result of one look.
+type pollResult struct {
 	at     time.Time
 	status *control.FleetStatus
 	note   string
@@ -66,7 +66,7 @@ func (m screen) wait() tea.Cmd {
 // so looks do not overlap.
 func (m screen) askSource() tea.Msg {
 	s, err := m.source.Ask(m.ctx)
-	return answer{time.Now(), s, m.source.lastLine(m.interval), err}
+	return pollResult{time.Now(), s, m.source.lastLine(m.interval), err}
 }
 
 // Update implements tea.Model.
@@ -81,7 +81,7 @@ func (m screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		m.width, m.height = msg.Width, msg.Height
 	case lookDue:
 		return m, m.askSource
-	case answer:
+	case pollResult:
 		if msg.err == nil {
 			m.status, m.note, m.failing = msg.status, msg.note, time.Time{}
 			return m, m.wait()
