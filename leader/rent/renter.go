@@ -38,13 +38,13 @@ const slow = 1.1
 // alone. Chosen: one may fail by chance, and each costs its first minutes.
 const duds = 2
 
-// A place is a slot of any generation.
-type place struct {
+// A slotRecord is a slot of any generation.
+type slotRecord struct {
 	Kind
 	ordinal int
 }
 
-func (s Slot) placeOf() place { return place{s.Kind, s.Ordinal} }
+func (s Slot) placeOf() slotRecord { return slotRecord{s.Kind, s.Ordinal} }
 
 // A Renter decides for one leader's term. Use New to make one. It is not safe for concurrent use.
 type Renter struct {
@@ -56,7 +56,7 @@ type Renter struct {
 	unsure map[Slot]time.Duration
 	// generation is the next one of each place. It is kept for all of the term: a provider lists
 	// what has ended for an hour, and knows its slot for a day.
-	generation map[place]int
+	generation map[slotRecord]int
 	known      map[string]*history
 	lacks      map[Kind]lack
 	duds       map[Kind]int
@@ -98,7 +98,7 @@ func New(policy Policy, now time.Duration) *Renter {
 	return &Renter{
 		policy: policy, began: now, asked: map[string]launchRequest{},
 		unsure:     map[Slot]time.Duration{},
-		generation: map[place]int{}, known: map[string]*history{}, lacks: map[Kind]lack{},
+		generation: map[slotRecord]int{}, known: map[string]*history{}, lacks: map[Kind]lack{},
 		duds: map[Kind]int{},
 	}
 }
@@ -229,8 +229,8 @@ type step struct {
 	*Seen
 	out Step
 
-	taken    map[place]bool // paid for
-	kinds    []Kind         // desired or there, in order
+	taken    map[slotRecord]bool // paid for
+	kinds    []Kind              // desired or there, in order
 	have     map[Kind][]*Machine
 	serving  map[profiles.InstanceType]int // agents, foreign ones included
 	agents   int                           // their number
@@ -260,7 +260,7 @@ func (s *step) holdKind(reason Reason, until time.Duration, what, why string, ar
 // joinMachines makes machines of what the provider lists, what the agents say, and what was
 // launched.
 func (s *step) joinMachines() {
-	s.taken = map[place]bool{}
+	s.taken = map[slotRecord]bool{}
 	s.have, s.serving = map[Kind][]*Machine{}, map[profiles.InstanceType]int{}
 	all := map[string]*Machine{}
 	for _, i := range s.Instances {
@@ -654,7 +654,7 @@ func (s *step) worthiestKind(short map[Kind]int, counts map[profiles.InstanceTyp
 }
 
 func (s *step) launchOne(kind Kind) {
-	p := place{Kind: kind}
+	p := slotRecord{Kind: kind}
 	for s.taken[p] {
 		p.ordinal++
 	}
