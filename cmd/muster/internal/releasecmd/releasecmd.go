@@ -53,8 +53,8 @@ type keeper interface {
 		*control.ReleaseResponse, error)
 }
 
-// A place is the store that --store names, and how releases are written there.
-type place struct {
+// A storeLocation is the store that --store names, and how releases are written there.
+type storeLocation struct {
 	address string
 	signing storecmd.SigningOptions
 	above   uint64
@@ -69,7 +69,7 @@ type agentKeeper struct {
 }
 
 // open opens the store.
-func (p *place) open(ctx context.Context, signer *store.Signer) (k inStore, err error) {
+func (p *storeLocation) open(ctx context.Context, signer *store.Signer) (k inStore, err error) {
 	k = inStore{signer: signer, fleet: p.signing.Fleet(p.address), above: p.above}
 	k.s, err = storecmd.Open(ctx, p.address)
 	return k, err
@@ -77,14 +77,15 @@ func (p *place) open(ctx context.Context, signer *store.Signer) (k inStore, err 
 
 // runCall makes a command make a call of an agent, or of the store in a place, and print the
 // answer. in is nil for a command that needs a fleet.
-func runCall(dial Dial, cmd *cobra.Command, in *place, do func(ctx context.Context, k keeper,
-	args []string) (*control.ReleaseResponse, error),
+func runCall(dial Dial, cmd *cobra.Command, in *storeLocation,
+	do func(ctx context.Context, k keeper,
+		args []string) (*control.ReleaseResponse, error),
 	print func(io.Writer, *control.ReleaseResponse) error) *cobra.Command {
 	open, explain := dial(cmd)
 	asJSON := cmd.Flags().Bool("json", false, "print as JSON")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if in == nil {
-			in = &place{}
+			in = &storeLocation{}
 		}
 		if in.address == "" && (in.signing.Key != "" || in.above > 0) {
 			return misuse.Errorf("--sign and --above are for releases in a store: they need --store")
@@ -263,8 +264,8 @@ func (k agentKeeper) whyNotServed(ctx context.Context, req *control.SetReleaseRe
 }
 
 // storeFlags adds --store, --sign and --fleet-name to a command.
-func storeFlags(cmd *cobra.Command) *place {
-	in := &place{}
+func storeFlags(cmd *cobra.Command) *storeLocation {
+	in := &storeLocation{}
 	storecmd.AddFlag(cmd.Flags(), &in.address, "store of the releases, in place of a fleet's agent")
 	in.signing.Add(cmd.Flags(), "the release in the store")
 	return in
@@ -312,7 +313,7 @@ func newShow(dial Dial, compares bool) *cobra.Command {
 		Args:    cobra.MaximumNArgs(1),
 	}
 	print := printReleases
-	var in *place
+	var in *storeLocation
 	if compares {
 		cmd.Use, cmd.Short = "compare MODEL", "Compare a model's canary with its current "+
 			"version"
