@@ -26,8 +26,8 @@ const (
 	dialTimeout = 3 * time.Second
 )
 
-// A pool has the query connections to an agent.
-type pool struct {
+// A connPool has the query connections to an agent.
+type connPool struct {
 	dial    func(context.Context) (*queryconn.Client, error)
 	ctx     context.Context // of dialling
 	running *sync.WaitGroup
@@ -45,7 +45,7 @@ type pool struct {
 
 // takeConn returns a connection for one query, which give or drop takes back. It returns nil if the
 // query must go elsewhere, and then begins to open one more if there may be more.
-func (p *pool) takeConn(small bool) *queryconn.Client {
+func (p *connPool) takeConn(small bool) *queryconn.Client {
 	most := maxConns
 	if small {
 		most = maxSmall
@@ -70,7 +70,7 @@ func (p *pool) takeConn(small bool) *queryconn.Client {
 }
 
 // giveBack takes a connection back.
-func (p *pool) giveBack(c *queryconn.Client) {
+func (p *connPool) giveBack(c *queryconn.Client) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.closed {
@@ -79,7 +79,7 @@ func (p *pool) giveBack(c *queryconn.Client) {
 }
 
 // dropConn closes a connection.
-func (p *pool) dropConn(c *queryconn.Client) {
+func (p *connPool) dropConn(c *queryconn.Client) {
 	p.mu.Lock()
 	delete(p.all, c)
 	p.mu.Unlock()
@@ -87,7 +87,7 @@ func (p *pool) dropConn(c *queryconn.Client) {
 }
 
 // open opens a connection.
-func (p *pool) open() {
+func (p *connPool) open() {
 	ctx, cancel := context.WithTimeout(p.ctx, dialTimeout)
 	defer cancel()
 	c, err := p.dial(ctx)
@@ -114,7 +114,7 @@ func (p *pool) open() {
 
 // retireIdle closes the connections that were free all the time since it ran last, the least used
 // ones.
-func (p *pool) retireIdle() {
+func (p *connPool) retireIdle() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range p.free[:p.low] {
@@ -129,7 +129,7 @@ func (p *pool) retireIdle() {
 }
 
 // close closes all connections, and so ends their queries.
-func (p *pool) close() {
+func (p *connPool) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true
@@ -145,7 +145,7 @@ func (p *pool) close() {
 
 // sendQuery sends a query on a connection and waits for its answer, as a call does. answered is
 // false if the connection broke before: then the query may be asked in another way.
-func (p *pool) sendQuery(ctx context.Context, c *queryconn.Client, q *oip.Request,
+func (p *connPool) sendQuery(ctx context.Context, c *queryconn.Client, q *oip.Request,
 	reply *oip.Response,
 	trailer *metadata.MD) (err error, answered bool) {
 	m := &oip.StreamedQuery{Query: q, Metadata: slices.Clip(c.Metadata)}

@@ -24,7 +24,7 @@ import (
 
 // A far is the other end of a pool's connections.
 type far struct {
-	pool    *pool
+	pool    *connPool
 	running sync.WaitGroup
 	refuses bool   // connections are refused
 	hold    func() // called before each answer; nil: at once
@@ -39,7 +39,7 @@ func newFar(t *testing.T) (f *far, stop func()) {
 	f = &far{conns: map[net.Conn]bool{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	d := &queryconn.Dialer{Credentials: insecure.NewCredentials(), Dial: f.dial}
-	f.pool = &pool{
+	f.pool = &connPool{
 		dial: d.To("agent"), ctx: ctx, running: new(sync.WaitGroup),
 		all: map[*queryconn.Client]struct{}{},
 	}

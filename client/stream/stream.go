@@ -48,7 +48,7 @@ const (
 type Conn struct {
 	*grpc.ClientConn
 	offered bool
-	pool    *pool           // nil: there are no query connections
+	pool    *connPool       // nil: there are no query connections
 	ctx     context.Context // of the streams; ends with Close
 	cancel  context.CancelFunc
 	running sync.WaitGroup
@@ -75,7 +75,7 @@ func New(conn *grpc.ClientConn, dial func(context.Context) (*queryconn.Client, e
 	c := Calls(conn)
 	c.offered = true
 	if dial != nil {
-		c.pool = &pool{
+		c.pool = &connPool{
 			dial: dial, ctx: c.ctx, running: &c.running, all: map[*queryconn.Client]struct{}{},
 		}
 	}
