@@ -36,7 +36,7 @@ func TestBins(t *testing.T) {
 // TestQuantiles compares the histogram's quantiles with those of sorted samples.
 func TestQuantiles(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	var l Latencies
+	var l Histogram
 	if !math.IsNaN(l.Quantile(0.5)) {
 		t.Error("the median of nothing is known")
 	}

@@ -58,7 +58,7 @@ type Counts struct {
 	Decisions int // assignments
 	Heat      map[Cell]*[Bins]uint32
 	Shots     []Shot // a sample of the decisions
-	Latency   map[leader.ModelID]*Latencies
+	Latency   map[leader.ModelID]*Histogram
 	Busy      map[names.AgentName][]time.Duration // time in use by lane, of attempts that ended
 
 	every int // each which decision is a shot
@@ -68,7 +68,7 @@ type Counts struct {
 // drawn; nil: there are none.
 func NewCounts(former *Counts) *Counts {
 	c := &Counts{
-		Heat: map[Cell]*[Bins]uint32{}, Latency: map[leader.ModelID]*Latencies{}, every: 1,
+		Heat: map[Cell]*[Bins]uint32{}, Latency: map[leader.ModelID]*Histogram{}, every: 1,
 		Busy: map[names.AgentName][]time.Duration{},
 	}
 	if former != nil {
@@ -108,7 +108,7 @@ func (c *Counts) Answered(agent names.AgentName, lane int, model leader.ModelID,
 	execution, latency time.Duration) {
 	l := c.Latency[model]
 	if l == nil {
-		l = new(Latencies)
+		l = new(Histogram)
 		c.Latency[model] = l
 	}
 	l.Add(latency)

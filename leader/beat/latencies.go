@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Latencies is a histogram of buckets 3 % wide, from 10 us to half a minute. Its zero value is
+// Histogram is a histogram of buckets 3 % wide, from 10 us to half a minute. Its zero value is
 // empty. The width is chosen: quantiles of some hundred latencies err by more.
-type Latencies struct {
+type Histogram struct {
 	buckets [512]uint32
 	n       uint64
 }
@@ -20,7 +20,7 @@ const (
 var logWidth = math.Log(bucketWidth)
 
 // Add counts one latency.
-func (l *Latencies) Add(d time.Duration) {
+func (l *Histogram) Add(d time.Duration) {
 	i := 0
 	if d > minLatency {
 		i = int(math.Log(float64(d)/float64(minLatency))/logWidth) + 1
@@ -30,7 +30,7 @@ func (l *Latencies) Add(d time.Duration) {
 }
 
 // Join adds the counts of another histogram.
-func (l *Latencies) Join(o *Latencies) {
+func (l *Histogram) Join(o *Histogram) {
 	for i, n := range o.buckets {
 		l.buckets[i] += n
 	}
@@ -38,11 +38,11 @@ func (l *Latencies) Join(o *Latencies) {
 }
 
 // Count is how many latencies were added.
-func (l *Latencies) Count() uint64 { return l.n }
+func (l *Histogram) Count() uint64 { return l.n }
 
 // Quantile returns the latency that a share q of those added do not exceed, within 3 %; NaN if none
 // was added. It is in nanoseconds.
-func (l *Latencies) Quantile(q float64) float64 {
+func (l *Histogram) Quantile(q float64) float64 {
 	if l.n == 0 {
 		return math.NaN()
 	}

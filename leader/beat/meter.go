@@ -23,7 +23,7 @@ const (
 // A Meter takes the counts of each second, and knows what needs several. It is not safe for
 // concurrent use.
 type Meter struct {
-	latency map[leader.ModelID]*[latencySeconds]*Latencies
+	latency map[leader.ModelID]*[latencySeconds]*Histogram
 	at      int // of latency's arrays, where the last second is
 	busy    map[names.AgentName][]float64
 	took    bool
@@ -32,7 +32,7 @@ type Meter struct {
 // NewMeter returns a meter that has taken nothing.
 func NewMeter() *Meter {
 	return &Meter{
-		latency: map[leader.ModelID]*[latencySeconds]*Latencies{},
+		latency: map[leader.ModelID]*[latencySeconds]*Histogram{},
 		busy:    map[names.AgentName][]float64{},
 	}
 }
@@ -44,14 +44,14 @@ func (m *Meter) Take(c *Counts, passed time.Duration, lanes map[names.AgentName]
 	m.at = (m.at + 1) % latencySeconds
 	for model, seconds := range m.latency {
 		seconds[m.at] = nil
-		if c.Latency[model] == nil && *seconds == ([latencySeconds]*Latencies{}) {
+		if c.Latency[model] == nil && *seconds == ([latencySeconds]*Histogram{}) {
 			delete(m.latency, model)
 		}
 	}
 	for model, l := range c.Latency {
 		seconds := m.latency[model]
 		if seconds == nil {
-			seconds = new([latencySeconds]*Latencies)
+			seconds = new([latencySeconds]*Histogram)
 			m.latency[model] = seconds
 		}
 		seconds[m.at] = l
@@ -93,7 +93,7 @@ func (m *Meter) Busy(agent names.AgentName, lane int) float64 {
 // Quantiles returns the median and the 99th percentile of a model's last answers, in nanoseconds;
 // NaN if there were none.
 func (m *Meter) Quantiles(model leader.ModelID) (p50, p99 float64) {
-	var all Latencies
+	var all Histogram
 	if seconds := m.latency[model]; seconds != nil {
 		for _, l := range seconds {
 			if l != nil {
