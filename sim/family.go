@@ -152,7 +152,7 @@ func (c *Config) validateFamilies() (errs []error) {
 	}
 	for i := range c.Models {
 		m := &c.Models[i]
-		if len(c.Holds) > 0 && !slices.ContainsFunc(c.poolParts(), func(p part) bool {
+		if len(c.Holds) > 0 && !slices.ContainsFunc(c.poolParts(), func(p instanceGroup) bool {
 			return p.bestLatencies(m) != nil
 		}) {
 			bad("model %s: no instance holds it", m.Name)
@@ -161,15 +161,15 @@ func (c *Config) validateFamilies() (errs []error) {
 	return errs
 }
 
-// A part is the instances of a pool that are of one type and hold the same models.
-type part struct {
+// A instanceGroup is the instances of a pool that are of one type and hold the same models.
+type instanceGroup struct {
 	typ   string
 	count int
 	holds []string // nil: all models
 }
 
 // poolParts returns the parts of the pool: of each type, in the pool's order, first the holdings.
-func (c *Config) poolParts() (all []part) {
+func (c *Config) poolParts() (all []instanceGroup) {
 	for _, in := range c.Pool {
 		left := in.Count
 		for _, h := range c.Holds {
@@ -178,23 +178,23 @@ func (c *Config) poolParts() (all []part) {
 				if models == nil {
 					models = []string{}
 				}
-				all = append(all, part{h.Type, h.Count, models})
+				all = append(all, instanceGroup{h.Type, h.Count, models})
 				left -= h.Count
 			}
 		}
 		if left > 0 {
-			all = append(all, part{typ: in.Type, count: left})
+			all = append(all, instanceGroup{typ: in.Type, count: left})
 		}
 	}
 	return all
 }
 
-func (p *part) hasModel(model string) bool {
+func (p *instanceGroup) hasModel(model string) bool {
 	return p.holds == nil || slices.Contains(p.holds, model)
 }
 
 // heldModels are the models, and variants of families, that p's instances hold, in order.
-func (p *part) heldModels(all []Model) []names.ModelKey {
+func (p *instanceGroup) heldModels(all []Model) []names.ModelKey {
 	held := []names.ModelKey{}
 	for i := range all {
 		for _, v := range all[i].variantsOf() {
@@ -209,7 +209,7 @@ func (p *part) heldModels(all []Model) []names.ModelKey {
 
 // bestLatencies returns what is known of m's latencies on p, of the fastest variant that p holds;
 // nil if it holds none.
-func (p *part) bestLatencies(m *Model) match.Latencies {
+func (p *instanceGroup) bestLatencies(m *Model) match.Latencies {
 	var all latency.Fastest
 	for _, v := range m.variantsOf() {
 		if l := v.knownLatencies()[p.typ]; l != nil && p.hasModel(v.Name) {
@@ -232,7 +232,7 @@ func (c *Config) drawnShares(m *Model) ([]float64, error) {
 			Name: v.Name, QoSTarget: m.QoSTarget, QoSShare: m.QoSShare, BatchSizes: m.BatchSizes,
 			Latencies: v.Latencies, Known: v.Known,
 		}
-		var its []part
+		var its []instanceGroup
 		for _, p := range parts {
 			held := 0
 			for _, o := range m.Variants {

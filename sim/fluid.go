@@ -16,9 +16,9 @@ import (
 // pool could serve if no query were split; 0 means that it cannot serve enough of the queries at
 // any rate.
 func FluidLimit(models []Model, pool Pool) (*fluid.Solution, error) {
-	var parts []part
+	var parts []instanceGroup
 	for _, name := range typeOrder(models, pool) {
-		parts = append(parts, part{typ: name, count: pool.Of(name)})
+		parts = append(parts, instanceGroup{typ: name, count: pool.Of(name)})
 	}
 	return solveFluid(models, parts, false, false)
 }
@@ -28,14 +28,14 @@ func FluidLimit(models []Model, pool Pool) (*fluid.Solution, error) {
 // [fluid.Bin.Late].
 func (c *Config) FluidLimit(splits, late bool) (*fluid.Solution, error) {
 	types, parts := typeOrder(c.Models, c.Pool), c.poolParts()
-	slices.SortStableFunc(parts, func(a, b part) int {
+	slices.SortStableFunc(parts, func(a, b instanceGroup) int {
 		return slices.Index(types, a.typ) - slices.Index(types, b.typ)
 	})
 	return solveFluid(c.Models, parts, splits, late)
 }
 
 // solveFluid solves the fluid program of the models' mix on parts of a pool.
-func solveFluid(models []Model, parts []part, splits, late bool) (*fluid.Solution, error) {
+func solveFluid(models []Model, parts []instanceGroup, splits, late bool) (*fluid.Solution, error) {
 	var weights float64
 	p := fluid.Program{Unserved: 1}
 	for i := range models {
@@ -44,7 +44,7 @@ func solveFluid(models []Model, parts []part, splits, late bool) (*fluid.Solutio
 	}
 	for i := range parts {
 		typ := fluid.Type{Name: names.LaneType(parts[i].typ), Count: parts[i].count}
-		if slices.ContainsFunc(parts, func(o part) bool {
+		if slices.ContainsFunc(parts, func(o instanceGroup) bool {
 			return o.typ == parts[i].typ && !slices.Equal(o.holds, parts[i].holds)
 		}) {
 			typ.Models = parts[i].heldModels(models)
