@@ -183,12 +183,13 @@ type Member struct {
 	Loadable []Model
 	// Parts are groups of the member's lanes, by their indices; nil: all lanes are of Type and hold
 	// all models.
-	Parts []Part
+	Parts []PartitionLanes
 }
 
-// A Part is the lanes of one partition of a member. The leader loses lanes that a member's
-// description no longer lists; a member that wants to end their queries first has them drain.
-type Part struct {
+// A PartitionLanes is the lanes of one partition of a member. The leader loses lanes that a
+// member's description no longer lists; a member that wants to end their queries first has them
+// drain.
+type PartitionLanes struct {
 	// First is the index of the part's first lane; the others follow. A member uses an index once.
 	First, Lanes int
 	// Type and OwnType are as those of a [Member], with the models beside which the lanes run.
@@ -237,15 +238,15 @@ func (m *Member) Model(id ModelID) *Model {
 }
 
 // Groups returns the member's parts; if it has none, one part of all its lanes.
-func (m *Member) Groups() []Part {
+func (m *Member) Groups() []PartitionLanes {
 	if m.Parts != nil {
 		return m.Parts
 	}
-	all := Part{Lanes: m.Lanes, Type: m.Type, OwnType: m.OwnType}
+	all := PartitionLanes{Lanes: m.Lanes, Type: m.Type, OwnType: m.OwnType}
 	for i := range m.Models {
 		all.Models = append(all.Models, m.Models[i].ModelID)
 	}
-	return []Part{all}
+	return []PartitionLanes{all}
 }
 
 // A Held is an attempt that a lane holds, as its member reports it.

@@ -35,7 +35,7 @@ func (s *State) describeMember(described *Member, free []time.Duration) {
 		}
 		drained = false
 	}
-	if slices.ContainsFunc(described.Groups(), func(p Part) bool { return p.Lanes > 0 }) {
+	if slices.ContainsFunc(described.Groups(), func(p PartitionLanes) bool { return p.Lanes > 0 }) {
 		s.members[m.Name] = m
 	}
 	changed = s.arrangeLanes(m, free) || changed
@@ -129,7 +129,7 @@ func (m *member) laneAt(index int) *lane {
 }
 
 // holdsOf are the models that a part's lanes hold, by key.
-func (m *member) holdsOf(p *Part) []*heldModel {
+func (m *member) holdsOf(p *PartitionLanes) []*heldModel {
 	if m.Parts == nil {
 		return m.holds
 	}
@@ -147,7 +147,7 @@ func (s *State) typeOf(m *Member) names.LaneType {
 }
 
 // typeOfPart is the same of a part of the member's lanes.
-func (s *State) typeOfPart(m *member, p *Part) names.LaneType {
+func (s *State) typeOfPart(m *member, p *PartitionLanes) names.LaneType {
 	if m.typ == m.Type {
 		return p.Type
 	}

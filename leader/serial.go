@@ -164,18 +164,18 @@ var (
 		lines.DurationField("ends", func(m *Member) *time.Duration { return &m.Ends }),
 		lines.UintField("revision", 64, func(m *Member) *uint64 { return &m.Revision }),
 	}
-	partFields = lines.Form[Part]{
-		lines.NumberField("part", func(p *Part) *int { return &p.First }),
-		lines.CountField("lanes", func(p *Part) *int { return &p.Lanes }),
-		lines.TextField("type", func(p *Part) *names.LaneType { return &p.Type }),
-		lines.TextField("own", func(p *Part) *names.LaneType { return &p.OwnType }),
-		flagField("draining", func(p *Part) *bool { return &p.Draining }),
-		{Key: "holds", Append: func(b []byte, p *Part) []byte {
+	partFields = lines.Form[PartitionLanes]{
+		lines.NumberField("part", func(p *PartitionLanes) *int { return &p.First }),
+		lines.CountField("lanes", func(p *PartitionLanes) *int { return &p.Lanes }),
+		lines.TextField("type", func(p *PartitionLanes) *names.LaneType { return &p.Type }),
+		lines.TextField("own", func(p *PartitionLanes) *names.LaneType { return &p.OwnType }),
+		flagField("draining", func(p *PartitionLanes) *bool { return &p.Draining }),
+		{Key: "holds", Append: func(b []byte, p *PartitionLanes) []byte {
 			for _, id := range p.Models {
 				b = lines.Item(b, "holds", id.Key())
 			}
 			return b
-		}, Set: func(p *Part, value string) error {
+		}, Set: func(p *PartitionLanes, value string) error {
 			p.Models = append(p.Models, parseModel(value))
 			return nil
 		}},
@@ -390,7 +390,7 @@ func ParseEvent(line []byte) (at time.Duration, e Event, err error) {
 type parser struct {
 	e      *Event
 	member *Member
-	part   *Part
+	part   *PartitionLanes
 	model  *Model
 	agent  names.AgentName // whose factor comes next
 }
@@ -477,7 +477,7 @@ func (p *parser) setMember(key, value string) (err error) {
 		return modelFields.Set(p.model, key, value)
 	}
 	if key == "part" {
-		m.Parts = append(m.Parts, Part{})
+		m.Parts = append(m.Parts, PartitionLanes{})
 		p.part = &m.Parts[len(m.Parts)-1]
 	}
 	if p.part != nil {

@@ -100,7 +100,7 @@ func modelsOf(c *profiles.Catalogue, m *control.Member, all []*control.Model) []
 // partsOf converts the parts of a member's lanes; nil if each lane has all models, or the parts are
 // not all of the member's lanes in their order. A model that no part names is not held as far as
 // the leader is concerned.
-func partsOf(m *control.Member, of *leader.Member) (parts []leader.Part) {
+func partsOf(m *control.Member, of *leader.Member) (parts []leader.PartitionLanes) {
 	next, lanes := uint64(0), uint64(0)
 	for _, p := range m.GetParts() {
 		if uint64(p.GetFirst()) < next {
@@ -110,7 +110,7 @@ func partsOf(m *control.Member, of *leader.Member) (parts []leader.Part) {
 		if lanes += uint64(p.GetLanes()); lanes > uint64(m.GetLanes()) {
 			return nil
 		}
-		part := leader.Part{
+		part := leader.PartitionLanes{
 			First: int(p.GetFirst()), Lanes: int(p.GetLanes()), Draining: of.Draining,
 			Type: of.Type,
 		}

@@ -242,7 +242,7 @@ func (s *State) Forget(now time.Time) (models []leader.ModelID, tables []names.T
 	used := map[profiles.Key]bool{}
 	for i := range s.pool.Members {
 		p := &s.pool.Members[i]
-		eachHeld(p, func(id leader.ModelID, part *leader.Part) {
+		eachHeld(p, func(id leader.ModelID, part *leader.PartitionLanes) {
 			heldModels[id], heldTables[names.TableKey{
 				Model: id.Key(), Type: s.typeOf(p.Member, part),
 			}] = true, true

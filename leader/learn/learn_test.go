@@ -442,7 +442,7 @@ func TestBesideOthers(t *testing.T) {
 func TestParts(t *testing.T) {
 	a := member("a", "x", "", m, n)
 	a.Lanes = 2
-	a.Parts = []leader.Part{
+	a.Parts = []leader.PartitionLanes{
 		{Lanes: 1, Type: "x+n", OwnType: "x+n@a", Models: []leader.ModelID{m}},
 		{First: 1, Lanes: 1, Type: "x+m", OwnType: "x+m@a", Models: []leader.ModelID{n}},
 	}

@@ -54,7 +54,7 @@ type profile struct {
 
 // typeOf is the type of a part of the member's lanes as the matcher knows it: the member's own,
 // if it has one.
-func (s *State) typeOf(m *leader.Member, p *leader.Part) names.LaneType {
+func (s *State) typeOf(m *leader.Member, p *leader.PartitionLanes) names.LaneType {
 	if _, own := s.scaled[m.Name]; own {
 		return p.OwnType
 	}
@@ -63,7 +63,7 @@ func (s *State) typeOf(m *leader.Member, p *leader.Part) names.LaneType {
 
 // eachHeld calls yield with each model that lanes of a pool's member hold, and the part that they
 // are.
-func eachHeld(p *leader.PoolMember, yield func(id leader.ModelID, part *leader.Part)) {
+func eachHeld(p *leader.PoolMember, yield func(id leader.ModelID, part *leader.PartitionLanes)) {
 	groups := p.Groups()
 	for i := range groups {
 		heldBy(p, &groups[i], func(id leader.ModelID) { yield(id, &groups[i]) })
@@ -71,7 +71,7 @@ func eachHeld(p *leader.PoolMember, yield func(id leader.ModelID, part *leader.P
 }
 
 // heldBy calls yield with each model that the lanes of a part of a pool's member hold.
-func heldBy(p *leader.PoolMember, part *leader.Part, yield func(id leader.ModelID)) {
+func heldBy(p *leader.PoolMember, part *leader.PartitionLanes, yield func(id leader.ModelID)) {
 	for _, id := range p.Holds {
 		if p.Parts == nil || slices.Contains(part.Models, id) {
 			yield(id)
@@ -224,7 +224,7 @@ func (s *State) adviseProfiles(a *leader.Advice) error {
 	done := map[names.TableKey]bool{}
 	for i := range s.pool.Members {
 		p := &s.pool.Members[i]
-		eachHeld(p, func(id leader.ModelID, part *leader.Part) {
+		eachHeld(p, func(id leader.ModelID, part *leader.PartitionLanes) {
 			key := names.TableKey{Model: id.Key(), Type: s.typeOf(p.Member, part)}
 			m := s.findModel(id)
 			if done[key] || m == nil {
@@ -275,7 +275,7 @@ func familyOf(m *leader.Model) string { return cmp.Or(m.Family, m.Name) }
 
 // profileOf is the profile of a model on a part of a member's lanes; a guess if nothing was
 // measured.
-func (s *State) profileOf(member *leader.Member, part *leader.Part, m *leader.Model,
+func (s *State) profileOf(member *leader.Member, part *leader.PartitionLanes, m *leader.Model,
 	shown *profiles.ProfileErrors) profile {
 	var key profiles.Key
 	if held := member.Model(m.ModelID); held != nil {
