@@ -92,9 +92,9 @@ func newFree(t *Topology) *free {
 	return f
 }
 
-// countFree is how many processors of a cache's cores are free, in cores that no partition uses and
-// in all.
-func countFree(cores []*core) (whole, all int) {
+// countFreeCores is how many processors of a cache's cores are free, in cores that no partition
+// uses and in all.
+func countFreeCores(cores []*core) (whole, all int) {
 	for _, c := range cores {
 		all += len(c.cpus)
 		if !c.used {
@@ -108,13 +108,13 @@ func countFree(cores []*core) (whole, all int) {
 // else of the unused cores of all, else of one cache, else of all.
 func (f *free) takeCPUs(n int) []int {
 	all := slices.Concat(f.caches...)
-	whole, _ := countFree(all)
+	whole, _ := countFreeCores(all)
 	for _, shared := range []bool{false, true} {
 		// The cache with the least room that is enough: the others then keep theirs for larger
 		// ones.
 		best, least := -1, 0
 		for i, cores := range f.caches {
-			fits, used := countFree(cores)
+			fits, used := countFreeCores(cores)
 			if shared {
 				fits = used
 			}
