@@ -151,7 +151,8 @@ type Version struct {
 	// its shapes, and neither runs in pieces nor with others; Config.LargestBatchSize is 1.
 	Batchless bool
 	// Roles are those of the inputs and outputs of a ranker, whose queries are of one user and many
-	// candidates; nil: the first dimension of all is the batch size, unless the version is batchless.
+	// candidates; nil: the first dimension of all is the batch size, unless the version is
+	// batchless.
 	Roles *roles.Roles
 	// FixesFirst is whether the first dimension of an input is fixed, so that agents which know no
 	// roles take the version for batchless.
@@ -211,7 +212,7 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	c.noteStray(dir, model, folder, read)
 	v := &Version{Model: model, Number: number, Path: path, Config: c}
 	var errs []error
-	why := s.Batchless()
+	why := s.BatchlessReason()
 	v.FixesFirst = why != ""
 	inferred := v.Config.findRoles(s)
 	ranks := inferred != nil || c.SaysRoles()
@@ -256,9 +257,10 @@ func (v *Version) noteMixing(s *onnx.Signature) {
 		return
 	}
 	if i := s.Flow(v.FlowRoles()).Independence(); !i.IsProven() && !i.Unknown {
-		v.Config.Notes = append(slices.Clone(v.Config.Notes), fmt.Sprintf("rows_independent is true, but "+
-			"rows depend on one another, so that answers change with what is split and merged: %s",
-			i.Reason))
+		v.Config.Notes = append(slices.Clone(v.Config.Notes),
+			fmt.Sprintf("rows_independent is true, but "+
+				"rows depend on one another, so that answers change with what is split and merged: %s",
+				i.Reason))
 	}
 }
 
@@ -279,9 +281,10 @@ func (v *Version) checkInputs() (errs []error) {
 	}
 	for i := range v.Inputs {
 		if p := &v.Inputs[i]; p.Shape == nil {
-			errs = append(errs, fmt.Errorf("input %q has no shape: export the model with the shape of "+
-				"each input, its first dimension dynamic, or say it in %s: inputs: [{name: %s, "+
-				"shape: [-1, ...]}]", p.Name, ConfigFile, p.Name))
+			errs = append(errs,
+				fmt.Errorf("input %q has no shape: export the model with the shape of "+
+					"each input, its first dimension dynamic, or say it in %s: inputs: [{name: %s, "+
+					"shape: [-1, ...]}]", p.Name, ConfigFile, p.Name))
 		}
 	}
 	return errs
@@ -332,7 +335,8 @@ func (v *Version) noteOutputs(s *onnx.Signature) {
 	}
 	for i := range v.Outputs {
 		p := &v.Outputs[i]
-		if p.Varies = !v.Config.Batchless && s.Batchless() == "" && s.Outputs[i].FixesFirst(); p.Varies {
+		if p.Varies = !v.Config.Batchless && s.BatchlessReason() == "" &&
+			s.Outputs[i].FixesFirst(); p.Varies {
 			note("output %q is declared with shape %v, beside outputs with a row for each item: it is "+
 				"answered as ONNX Runtime gives it", p.Name, s.Outputs[i].Shape)
 		}
@@ -348,9 +352,10 @@ func (v *Version) noteOutputs(s *onnx.Signature) {
 }
 
 const (
-	// maxOptional is how many inputs with a default a model may have that are for its clients to give.
-	// In a model with more, they are its weights: some exporters write all of them so. Chosen: a
-	// person fills in a form of so many fields, and the smallest networks have as many weights.
+	// maxOptional is how many inputs with a default a model may have that are for its clients to
+	// give. In a model with more, they are its weights: some exporters write all of them so.
+	// Chosen: a person fills in a form of so many fields, and the smallest networks have as many
+	// weights.
 	maxOptional = 32
 	// maxDefault bounds the bytes of such a default, which each run that does not give the input
 	// takes. Chosen: a copy of so many takes some microseconds.
@@ -381,7 +386,8 @@ func (v *Version) setInputs(s *onnx.Signature, whole bool) (errs []error) {
 func (v *Version) chooseOptional(s *onnx.Signature) (optional []onnx.Port) {
 	var others []string
 	for _, p := range s.Defaults {
-		named := slices.ContainsFunc(v.Config.Inputs, func(in Port) bool { return in.Name == p.Name })
+		named := slices.ContainsFunc(v.Config.Inputs,
+			func(in Port) bool { return in.Name == p.Name })
 		n, err := tensor.Elements(p.Shape)
 		small := s.IRVersion >= declaresOptional && len(s.Defaults) <= maxOptional &&
 			!v.Config.RowsIndependent &&
@@ -396,9 +402,10 @@ func (v *Version) chooseOptional(s *onnx.Signature) (optional []onnx.Port) {
 		if n > maxStray {
 			others = append(others[:maxStray], "...")
 		}
-		v.Config.Notes = append(slices.Clone(v.Config.Notes), fmt.Sprintf("%d inputs with a default are "+
-			"taken for weights, so queries cannot give them unless inputs of %s names them: %s", n,
-			ConfigFile, strings.Join(others, ", ")))
+		v.Config.Notes = append(slices.Clone(v.Config.Notes),
+			fmt.Sprintf("%d inputs with a default are "+
+				"taken for weights, so queries cannot give them unless inputs of %s names them: %s", n,
+				ConfigFile, strings.Join(others, ", ")))
 	}
 	return optional
 }
@@ -497,7 +504,7 @@ func FileVersion(path string) (*Version, error) {
 		return nil, err
 	}
 	v := &Version{Model: filepath.Base(path), Number: 1, Path: path, Config: DefaultConfig()}
-	why := s.Batchless()
+	why := s.BatchlessReason()
 	v.FixesFirst = why != ""
 	inferred := v.Config.findRoles(s)
 	if inferred != nil {
@@ -586,8 +593,9 @@ func resolvePath(dir string, elements ...string) (path, outside string, err erro
 	for folder := filepath.Dir(path); folder != dir && isBelow(dir, folder); {
 		if from, err := filepath.EvalSymlinks(folder); err == nil &&
 			isBelow(filepath.Join(root, StoreFolder), from) {
-			return "", "", fmt.Errorf("%s leads to %s, outside of the model directory, and comes from a "+
-				"store", path, real)
+			return "", "",
+				fmt.Errorf("%s leads to %s, outside of the model directory, and comes from a "+
+					"store", path, real)
 		}
 		folder = filepath.Dir(folder)
 	}
@@ -635,7 +643,8 @@ func mergePorts(role string, have []onnx.Port, said []Port, batchless bool) ([]P
 		case s.Shape == nil:
 		case s.ModelShape != nil:
 			if p.Shape != nil && !isNarrower(s.ModelShape, p.Shape, batchless) {
-				errs = append(errs, fmt.Errorf("%s %q: reshape makes %v, the model has %v", role, s.Name,
+				errs = append(errs, fmt.Errorf("%s %q: reshape makes %v, the model has %v", role,
+					s.Name,
 					s.ModelShape, p.Shape))
 			}
 			p.Shape, p.ModelShape = s.Shape, s.ModelShape

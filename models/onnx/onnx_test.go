@@ -227,7 +227,7 @@ func TestBatchless(t *testing.T) {
 			t.Errorf("%v, %v: %v", tt.in, tt.out, err)
 			continue
 		}
-		if got := s.Batchless(); (tt.want == "") != (got == "") ||
+		if got := s.BatchlessReason(); (tt.want == "") != (got == "") ||
 			!strings.Contains(got, tt.want) {
 			t.Errorf("%v, %v: got %q, want %q", tt.in, tt.out, got, tt.want)
 		}
@@ -327,7 +327,8 @@ func TestMaps(t *testing.T) {
 	for i, data := range classifiers(t) {
 		path := write(t, data)
 		s, err := ReadSignature(path)
-		if err != nil || len(s.Outputs) != 2 || len(s.Outputs[1].Labels) < 2 || len(s.Without) != 0 {
+		if err != nil || len(s.Outputs) != 2 || len(s.Outputs[1].Labels) < 2 ||
+			len(s.Without) != 0 {
 			t.Fatalf("%d: %+v, %v", i, s, err)
 		}
 		g, err := ReadGraph(path)

@@ -79,11 +79,11 @@ func ReadSignature(path string) (*Signature, error) {
 	return s, nil
 }
 
-// Batchless returns why the model has no batch dimension: the first dimension of one of its inputs,
-// or of all outputs, has a fixed size, or no input has one. It returns "" otherwise. Beside an output
-// with rows, another one may have something else: LightGBM's exporter declares a label for each row
-// as [1].
-func (s *Signature) Batchless() string {
+// BatchlessReason returns why the model has no batch dimension: the first dimension of one of its
+// inputs, or of all outputs, has a fixed size, or no input has one. It returns "" otherwise. Beside
+// an output with rows, another one may have something else: LightGBM's exporter declares a label
+// for each row as [1].
+func (s *Signature) BatchlessReason() string {
 	why := func(role string, p *Port) string {
 		return fmt.Sprintf("%s %q has shape %v with a fixed first dimension of %d; to "+
 			"serve batches, export the model with it dynamic (torch.onnx.export: "+
@@ -242,8 +242,8 @@ func read(m message) (*Signature, error) {
 	return &r.signature, nil
 }
 
-// addOutputs gives the signature the outputs that can be served, and the reasons of the others. It is
-// an error if there are none.
+// addOutputs gives the signature the outputs that can be served, and the reasons of the others. It
+// is an error if there are none.
 func (r *reader) addOutputs(m message) error {
 	if len(r.outputs) == 0 {
 		return errors.New("the model has no outputs")
@@ -724,9 +724,9 @@ func (v *value) readTensorType(f field) error {
 	})
 }
 
-// readDim returns a dimension's size, and its name if it has one that messages can carry. The size is
-// Dynamic for a dimension with a name, without a size, or with a negative size, which some exporters
-// write.
+// readDim returns a dimension's size, and its name if it has one that messages can carry. The size
+// is Dynamic for a dimension with a name, without a size, or with a negative size, which some
+// exporters write.
 func readDim(f field) (size int64, name string, err error) {
 	m, err := f.readMessage()
 	if err != nil {

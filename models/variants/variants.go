@@ -125,7 +125,7 @@ func (k Kind) rewriteFile(from, to string) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	if why := g.Signature.Batchless(); why != "" {
+	if why := g.Signature.BatchlessReason(); why != "" {
 		return Report{}, fmt.Errorf("model %s: %s", from, why)
 	}
 	var all Report
