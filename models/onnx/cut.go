@@ -53,11 +53,11 @@ type cutter struct {
 	constants map[string]string
 }
 
-// CutUsers changes the graph so that what depends on the inputs of UserRole alone, and on constants,
-// runs at as many rows as these have, and adds the input RowToUser of data type INT64. roles are as
-// for Signature.Flow. The graph's
-// outputs have a row for each element of it. It is an error if rows of the outputs may depend on
-// one another, or if no input is of rows; the graph is then as before.
+// CutUsers changes the graph so that what depends on the inputs of UserRole alone, and on
+// constants, runs at as many rows as these have, and adds the input RowToUser of data type INT64.
+// roles are as for Signature.Flow. The graph's outputs have a row for each element of it. It is an
+// error if rows of the outputs may depend on one another, or if no input is of rows; the graph is
+// then as before.
 //
 // The caller marshals the graph, and reads it again before further changes.
 func (g *Graph) CutUsers(roles map[string]Role) error {
@@ -169,9 +169,9 @@ func (c *cutter) ints(values ...int64) string {
 	return name
 }
 
-// userAxis returns the dimension of a value that counts users, if that is all it counts and its
-// rows do not depend on one another; -1 if there is none.
-func (c *cutter) userAxis(name string) int {
+// userDimension returns the dimension of a value that counts users, if that is all it counts and
+// its rows do not depend on one another; -1 if there is none.
+func (c *cutter) userDimension(name string) int {
 	v := c.flow.values[name]
 	at := countingDim(v.dims)
 	if v.mixes != "" || v.ints != nil || v.dims == nil || at < 0 ||
@@ -190,7 +190,7 @@ func (c *cutter) repeat(name string) string {
 		return made
 	}
 	made := ""
-	if at := c.userAxis(name); at >= 0 {
+	if at := c.userDimension(name); at >= 0 {
 		made = c.add("Gather", name, []string{name, c.index}, Attribute{"axis", int64(at)})
 	} else { // a shape, or rows that are folded: compute it of what is repeated
 		n := c.producers[name]
@@ -214,7 +214,7 @@ func (c *cutter) repeat(name string) string {
 // repeatShort is repeat for a place where ONNX Runtime repeats a dimension of one element: with one
 // user there is nothing to copy.
 func (c *cutter) repeatShort(name string) string {
-	at := c.userAxis(name)
+	at := c.userDimension(name)
 	if c.classOfValue(name) != ofUsers || at < 0 {
 		return c.repeat(name)
 	}
@@ -264,7 +264,7 @@ func (c *cutter) addRowNode(n Node) {
 
 // isBroadcast reports whether ONNX Runtime repeats input i of a node where it has one user.
 func (c *cutter) isBroadcast(n Node, i int) bool {
-	at := c.userAxis(n.Inputs[i])
+	at := c.userDimension(n.Inputs[i])
 	if at < 0 || !n.Standard() {
 		return false
 	}
