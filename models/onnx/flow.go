@@ -179,7 +179,7 @@ type flowValue struct {
 // Flow follows the dimensions of the graph's values. roles are those of inputs that have not the
 // role that their shape gives: rows, or a query's if the first dimension is fixed or there is none.
 func (s *Signature) Flow(roles map[string]Role) *Flow {
-	f := &flower{
+	f := &flowAnalysis{
 		signature: s, constants: maps.Clone(s.constants), next: otherSymbols,
 		flow: Flow{values: map[string]flowValue{}, outputs: s.Outputs, symbols: make([]string,
 			otherSymbols)},
@@ -217,8 +217,8 @@ func (c constant) toFlow() flowValue {
 	return v
 }
 
-// A flower follows dimensions through a graph.
-type flower struct {
+// A flowAnalysis follows dimensions through a graph.
+type flowAnalysis struct {
 	signature *Signature
 	constants map[string]constant
 	next      symbol
@@ -226,13 +226,13 @@ type flower struct {
 }
 
 // newSize returns a size that is not known.
-func (f *flower) newSize() size {
+func (f *flowAnalysis) newSize() size {
 	f.flow.symbols = append(f.flow.symbols, "")
 	f.next++
 	return size{1, []symbol{f.next - 1}}
 }
 
-func (f *flower) inputValue(p Port, roles map[string]Role) flowValue {
+func (f *flowAnalysis) inputValue(p Port, roles map[string]Role) flowValue {
 	role, said := roles[p.Name]
 	if !said && (p.IsScalar() || p.FixesFirst()) {
 		role = QueryRole
@@ -339,7 +339,7 @@ func (f *Flow) IndependenceOf(value string) Independence {
 }
 
 // followStep adds the outputs of a step.
-func (f *flower) followStep(s *step) {
+func (f *flowAnalysis) followStep(s *step) {
 	var all sources
 	mixes, counted, asNumber := "", false, false
 	for i, name := range slices.Concat(s.inputs, s.nested) {
@@ -402,7 +402,7 @@ var shapeInputs = map[string]int{"ConstantOfShape": 0, "Expand": 1, "Reshape": 1
 
 // checkValue returns why the rows of a value may depend on one another, by its dimensions. asNumber
 // is whether what it was made of holds a number of rows that is not for its shape.
-func (f *flower) checkValue(v flowValue, asNumber bool) string {
+func (f *flowAnalysis) checkValue(v flowValue, asNumber bool) string {
 	at := countingDim(v.dims)
 	switch {
 	case at == -2:
@@ -421,7 +421,7 @@ func (f *flower) checkValue(v flowValue, asNumber bool) string {
 }
 
 // isRagged reports whether a dimension counts values of a ragged input.
-func (f *flower) isRagged(dims []size) bool {
+func (f *flowAnalysis) isRagged(dims []size) bool {
 	for _, d := range dims {
 		for _, x := range d.symbols {
 			if f.flow.symbols[x] != "" {
@@ -433,7 +433,7 @@ func (f *flower) isRagged(dims []size) bool {
 }
 
 // input returns what is known of input i of a step; false if the step has none.
-func (f *flower) input(s *step, i int) (flowValue, bool) {
+func (f *flowAnalysis) input(s *step, i int) (flowValue, bool) {
 	if i >= len(s.inputs) || s.inputs[i] == "" {
 		return flowValue{}, false
 	}
@@ -441,14 +441,15 @@ func (f *flower) input(s *step, i int) (flowValue, bool) {
 }
 
 // shape returns the dimensions of input i of a step; nil if they are not known.
-func (f *flower) shape(s *step, i int) []size {
+func (f *flowAnalysis) shape(s *step, i int) []size {
 	v, _ := f.input(s, i)
 	return v.dims
 }
 
 // constantInts returns the integers of an attribute or of the constant that is input i; given is
 // whether the step has either.
-func (f *flower) constantInts(s *step, attribute string, i int) (list []int64, given, ok bool) {
+func (f *flowAnalysis) constantInts(s *step, attribute string, i int) (list []int64, given,
+	ok bool) {
 	if list, ok := s.ints[attribute]; ok {
 		return list, true, true
 	}
@@ -521,7 +522,7 @@ func one(dims []size) ([]flowValue, string) {
 }
 
 // broadcastSizes returns the dimensions of what an operator makes of each pair of elements.
-func (f *flower) broadcastSizes(a, b []size) ([]size, string) {
+func (f *flowAnalysis) broadcastSizes(a, b []size) ([]size, string) {
 	if a == nil || b == nil {
 		return nil, noDims
 	}
@@ -551,7 +552,7 @@ func (f *flower) broadcastSizes(a, b []size) ([]size, string) {
 }
 
 // reshapeSizes returns the dimensions of a value that is reshaped to the numbers to.
-func (f *flower) reshapeSizes(dims, to []size, allowZero bool) ([]size, string) {
+func (f *flowAnalysis) reshapeSizes(dims, to []size, allowZero bool) ([]size, string) {
 	out := slices.Clone(to)
 	fold := func() string { return certain(folds, mayFold, slices.Concat(dims, to)...) }
 	open, known := -1, fixedSize(1)
@@ -613,7 +614,7 @@ func isSameStart(dims, shape []size, n int) bool {
 }
 
 // matMulSizes returns the dimensions of a product of matrices.
-func (f *flower) matMulSizes(a, b []size) ([]size, string) {
+func (f *flowAnalysis) matMulSizes(a, b []size) ([]size, string) {
 	if len(a) == 0 || len(b) == 0 {
 		return nil, noDims
 	}

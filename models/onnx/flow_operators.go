@@ -8,10 +8,10 @@ import (
 // flowOperators say of each operator that is known what its outputs' dimensions are, or why it may
 // mix rows or cannot be followed. Each holds for all versions of the operator that ONNX Runtime
 // runs.
-var flowOperators = map[string]func(f *flower, s *step) ([]flowValue, string){}
+var flowOperators = map[string]func(f *flowAnalysis, s *step) ([]flowValue, string){}
 
 func init() { // not in the declaration, for the functions reach the map
-	add := func(follow func(f *flower, s *step) ([]flowValue, string), names string) {
+	add := func(follow func(f *flowAnalysis, s *step) ([]flowValue, string), names string) {
 		for name := range strings.FieldsSeq(names) {
 			flowOperators[name] = follow
 		}
@@ -69,7 +69,7 @@ func init() { // not in the declaration, for the functions reach the map
 }
 
 // followElements is of operators that make each element of those at the same place.
-func followElements(f *flower, s *step) ([]flowValue, string) {
+func followElements(f *flowAnalysis, s *step) ([]flowValue, string) {
 	var dims []size
 	for i := range s.inputs {
 		v, ok := f.input(s, i)
@@ -95,7 +95,7 @@ func followElements(f *flower, s *step) ([]flowValue, string) {
 }
 
 // computeInts returns the elements of what a step makes of integers; nil if they are not known.
-func (f *flower) computeInts(s *step) []size {
+func (f *flowAnalysis) computeInts(s *step) []size {
 	var lists [][]size
 	n := 1
 	for i := range s.inputs {
@@ -162,7 +162,7 @@ func computeInt(op string, x []size) (size, bool) {
 
 // followFirst is of operators whose output has the dimensions of the first input, where the others
 // are the same for all rows.
-func followFirst(f *flower, s *step) ([]flowValue, string) {
+func followFirst(f *flowAnalysis, s *step) ([]flowValue, string) {
 	for i := 1; i < len(s.inputs) && s.op != "CastLike"; i++ {
 		if v, _ := f.input(s, i); v.from&perRow != 0 {
 			return nil, "its parameters come from rows"
@@ -171,7 +171,7 @@ func followFirst(f *flower, s *step) ([]flowValue, string) {
 	return one(f.shape(s, 0))
 }
 
-func followConstant(f *flower, s *step) ([]flowValue, string) {
+func followConstant(f *flowAnalysis, s *step) ([]flowValue, string) {
 	c := s.value
 	if list, ok := s.ints["value_ints"]; ok {
 		c = constant{shape: []int64{int64(len(list))}, ints: list}
@@ -181,7 +181,7 @@ func followConstant(f *flower, s *step) ([]flowValue, string) {
 	return []flowValue{c.toFlow()}, ""
 }
 
-func followShape(f *flower, s *step) ([]flowValue, string) {
+func followShape(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	if dims == nil {
 		return nil, noDims
@@ -203,7 +203,7 @@ func clipAxis(axis int64, rank int) (int, bool) {
 	return int(min(max(axis, 0), int64(rank))), true
 }
 
-func followSize(f *flower, s *step) ([]flowValue, string) {
+func followSize(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	if dims == nil {
 		return nil, noDims
@@ -211,7 +211,7 @@ func followSize(f *flower, s *step) ([]flowValue, string) {
 	return []flowValue{{dims: []size{}, ints: []size{productOf(dims)}}}, ""
 }
 
-func followConstantOfShape(f *flower, s *step) ([]flowValue, string) {
+func followConstantOfShape(f *flowAnalysis, s *step) ([]flowValue, string) {
 	v, _ := f.input(s, 0)
 	if v.ints == nil {
 		return nil, noDims
@@ -233,7 +233,7 @@ func followConstantOfShape(f *flower, s *step) ([]flowValue, string) {
 	return []flowValue{out}, ""
 }
 
-func followReshape(f *flower, s *step) ([]flowValue, string) {
+func followReshape(f *flowAnalysis, s *step) ([]flowValue, string) {
 	v, _ := f.input(s, 0)
 	if v.dims == nil {
 		return nil, noDims
@@ -261,7 +261,7 @@ func keptInts(v flowValue, dims []size) []size {
 	return v.ints
 }
 
-func followFlatten(f *flower, s *step) ([]flowValue, string) {
+func followFlatten(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	if dims == nil {
 		return nil, noDims
@@ -275,7 +275,7 @@ func followFlatten(f *flower, s *step) ([]flowValue, string) {
 	return one(out)
 }
 
-func followSqueeze(f *flower, s *step) ([]flowValue, string) {
+func followSqueeze(f *flowAnalysis, s *step) ([]flowValue, string) {
 	v, _ := f.input(s, 0)
 	if v.dims == nil {
 		return nil, noDims
@@ -314,7 +314,7 @@ func followSqueeze(f *flower, s *step) ([]flowValue, string) {
 	return []flowValue{{dims: out, ints: v.ints}}, ""
 }
 
-func followUnsqueeze(f *flower, s *step) ([]flowValue, string) {
+func followUnsqueeze(f *flowAnalysis, s *step) ([]flowValue, string) {
 	v, _ := f.input(s, 0)
 	axes, given, ok := f.constantInts(s, "axes", 1)
 	if v.dims == nil || !given || !ok {
@@ -340,7 +340,7 @@ func followUnsqueeze(f *flower, s *step) ([]flowValue, string) {
 	return []flowValue{{dims: out, ints: keptInts(v, out)}}, ""
 }
 
-func followTranspose(f *flower, s *step) ([]flowValue, string) {
+func followTranspose(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	permutation, given := s.ints["perm"]
 	if dims == nil || given && len(permutation) != len(dims) {
@@ -360,7 +360,7 @@ func followTranspose(f *flower, s *step) ([]flowValue, string) {
 	return one(out)
 }
 
-func followExpand(f *flower, s *step) ([]flowValue, string) {
+func followExpand(f *flowAnalysis, s *step) ([]flowValue, string) {
 	to, _ := f.input(s, 1)
 	if to.ints == nil {
 		return nil, noShape
@@ -372,7 +372,7 @@ func followExpand(f *flower, s *step) ([]flowValue, string) {
 	return one(dims)
 }
 
-func followTile(f *flower, s *step) ([]flowValue, string) {
+func followTile(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	repeats, _ := f.input(s, 1)
 	if dims == nil || len(repeats.ints) != len(dims) {
@@ -395,7 +395,7 @@ func followTile(f *flower, s *step) ([]flowValue, string) {
 	return one(out)
 }
 
-func followConcatSizes(f *flower, s *step) ([]flowValue, string) {
+func followConcatSizes(f *flowAnalysis, s *step) ([]flowValue, string) {
 	var dims []size
 	var ints []size
 	known := true
@@ -450,7 +450,7 @@ func followConcatSizes(f *flower, s *step) ([]flowValue, string) {
 	return []flowValue{out}, ""
 }
 
-func followSplitSizes(f *flower, s *step) ([]flowValue, string) {
+func followSplitSizes(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	axis, ok := axisIn(s.intAttribute("axis", 0), len(dims))
 	if !ok {
@@ -477,7 +477,7 @@ func followSplitSizes(f *flower, s *step) ([]flowValue, string) {
 	return out, ""
 }
 
-func followSlice(f *flower, s *step) ([]flowValue, string) {
+func followSlice(f *flowAnalysis, s *step) ([]flowValue, string) {
 	v, _ := f.input(s, 0)
 	if v.dims == nil {
 		return nil, noDims
@@ -544,10 +544,11 @@ func followSlice(f *flower, s *step) ([]flowValue, string) {
 	return []flowValue{{dims: out, ints: ints}}, ""
 }
 
-func followPad(f *flower, s *step) ([]flowValue, string) {
+func followPad(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	pads, given, ok := f.constantInts(s, "pads", 1)
-	if _, named := f.input(s, 3); dims == nil || !given || !ok || named || len(pads) != 2*len(dims) {
+	if _, named := f.input(s, 3); dims == nil || !given || !ok || named ||
+		len(pads) != 2*len(dims) {
 		return nil, noDims
 	}
 	if v, _ := f.input(s, 2); v.from&perRow != 0 {
@@ -569,7 +570,7 @@ func followPad(f *flower, s *step) ([]flowValue, string) {
 	return one(out)
 }
 
-func followGather(f *flower, s *step) ([]flowValue, string) {
+func followGather(f *flowAnalysis, s *step) ([]flowValue, string) {
 	data, _ := f.input(s, 0)
 	index, _ := f.input(s, 1)
 	axis, ok := axisIn(s.intAttribute("axis", 0), len(data.dims))
@@ -603,7 +604,7 @@ func followGather(f *flower, s *step) ([]flowValue, string) {
 	return []flowValue{out}, ""
 }
 
-func followGatherElements(f *flower, s *step) ([]flowValue, string) {
+func followGatherElements(f *flowAnalysis, s *step) ([]flowValue, string) {
 	data, _ := f.input(s, 0)
 	index, _ := f.input(s, 1)
 	axis, ok := axisIn(s.intAttribute("axis", 0), len(data.dims))
@@ -622,7 +623,7 @@ func followGatherElements(f *flower, s *step) ([]flowValue, string) {
 	return one(index.dims)
 }
 
-func followMatMul(f *flower, s *step) ([]flowValue, string) {
+func followMatMul(f *flowAnalysis, s *step) ([]flowValue, string) {
 	for i := 2; i < len(s.inputs); i++ {
 		if v, _ := f.input(s, i); v.from&perRow != 0 {
 			return nil, "its parameters come from rows"
@@ -635,7 +636,7 @@ func followMatMul(f *flower, s *step) ([]flowValue, string) {
 	return []flowValue{{dims: out}}, ""
 }
 
-func followGemm(f *flower, s *step) ([]flowValue, string) {
+func followGemm(f *flowAnalysis, s *step) ([]flowValue, string) {
 	var sides [2][]size
 	for i, attribute := range []string{"transA", "transB"} {
 		dims := f.shape(s, i)
@@ -660,7 +661,7 @@ func followGemm(f *flower, s *step) ([]flowValue, string) {
 }
 
 // followEinsum follows equations with an arrow and without an ellipsis.
-func followEinsum(f *flower, s *step) ([]flowValue, string) {
+func followEinsum(f *flowAnalysis, s *step) ([]flowValue, string) {
 	left, right, ok := strings.Cut(strings.ReplaceAll(s.texts["equation"], " ", ""), "->")
 	terms := strings.Split(left, ",")
 	if !ok || strings.Contains(left+right, ".") || len(terms) != len(s.inputs) {
@@ -700,7 +701,7 @@ func followEinsum(f *flower, s *step) ([]flowValue, string) {
 	return one(out)
 }
 
-func followReduce(f *flower, s *step) ([]flowValue, string) {
+func followReduce(f *flowAnalysis, s *step) ([]flowValue, string) {
 	v, _ := f.input(s, 0)
 	if v.dims == nil {
 		return nil, noDims
@@ -745,7 +746,7 @@ func followReduce(f *flower, s *step) ([]flowValue, string) {
 	return []flowValue{made}, ""
 }
 
-func followArgument(f *flower, s *step) ([]flowValue, string) {
+func followArgument(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	axis, ok := axisIn(s.intAttribute("axis", 0), len(dims))
 	if !ok {
@@ -763,7 +764,7 @@ func followArgument(f *flower, s *step) ([]flowValue, string) {
 	return one(out)
 }
 
-func followTopK(f *flower, s *step) ([]flowValue, string) {
+func followTopK(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	axis, ok := axisIn(s.intAttribute("axis", -1), len(dims))
 	if !ok {
@@ -782,7 +783,7 @@ func followTopK(f *flower, s *step) ([]flowValue, string) {
 }
 
 // followAlong is of operators that work along one axis, which the second input may be.
-func followAlong(f *flower, s *step) ([]flowValue, string) {
+func followAlong(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	axes := []int64{s.intAttribute("axis", -1)}
 	if s.op == "CumSum" {
@@ -802,7 +803,7 @@ func followAlong(f *flower, s *step) ([]flowValue, string) {
 }
 
 // followSoftmax: before operator set 13 all dimensions from the axis on are taken for one.
-func followSoftmax(f *flower, s *step) ([]flowValue, string) {
+func followSoftmax(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	flat := f.signature.Opset < 13
 	otherwise := int64(-1)
@@ -824,7 +825,7 @@ func followSoftmax(f *flower, s *step) ([]flowValue, string) {
 }
 
 // followFrom is of operators that work over all dimensions from an axis on.
-func followFrom(f *flower, s *step) ([]flowValue, string) {
+func followFrom(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	axis, ok := axisIn(s.intAttribute("axis", -1), len(dims))
 	if !ok {
@@ -845,7 +846,7 @@ func followFrom(f *flower, s *step) ([]flowValue, string) {
 	return []flowValue{{dims: dims}, {dims: mean}, {dims: mean}}, ""
 }
 
-func followBatchNormalization(f *flower, s *step) ([]flowValue, string) {
+func followBatchNormalization(f *flowAnalysis, s *step) ([]flowValue, string) {
 	given := 0
 	for _, name := range s.outputs {
 		if name != "" {
@@ -861,7 +862,7 @@ func followBatchNormalization(f *flower, s *step) ([]flowValue, string) {
 }
 
 // followFirstRows is of operators that keep the dimensions, and the elements of the first apart.
-func followFirstRows(f *flower, s *step) ([]flowValue, string) {
+func followFirstRows(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	if at := countingDim(dims); dims == nil || at > 0 || at == -2 {
 		return nil, overRows
@@ -874,7 +875,7 @@ func followFirstRows(f *flower, s *step) ([]flowValue, string) {
 	return one(dims)
 }
 
-func followDropout(f *flower, s *step) ([]flowValue, string) {
+func followDropout(f *flowAnalysis, s *step) ([]flowValue, string) {
 	if _, training := f.input(s, 2); training ||
 		f.signature.Opset < 7 && s.intAttribute("is_test", 0) == 0 {
 		return nil, "it is random"
@@ -887,7 +888,7 @@ func followDropout(f *flower, s *step) ([]flowValue, string) {
 }
 
 // followImage is of operators on [rows, channels, ...].
-func followImage(f *flower, s *step) ([]flowValue, string) {
+func followImage(f *flowAnalysis, s *step) ([]flowValue, string) {
 	out, why := followFirstRows(f, s)
 	if why != "" {
 		return nil, why
@@ -913,7 +914,7 @@ func followImage(f *flower, s *step) ([]flowValue, string) {
 }
 
 // followRecurrent follows [steps, rows, features] or, of layout 1, [rows, steps, features].
-func followRecurrent(f *flower, s *step) ([]flowValue, string) {
+func followRecurrent(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	if len(dims) != 3 {
 		return nil, noDims
@@ -961,7 +962,7 @@ func followRecurrent(f *flower, s *step) ([]flowValue, string) {
 	return []flowValue{{dims: all}, {dims: last}, {dims: last}}, ""
 }
 
-func followOneHot(f *flower, s *step) ([]flowValue, string) {
+func followOneHot(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	if dims == nil {
 		return nil, noDims
@@ -980,7 +981,7 @@ func followOneHot(f *flower, s *step) ([]flowValue, string) {
 
 // followRowsOf is of operators of classical models, which make of a matrix another with as many
 // rows or a label for each row.
-func followRowsOf(f *flower, s *step) ([]flowValue, string) {
+func followRowsOf(f *flowAnalysis, s *step) ([]flowValue, string) {
 	var rows *size
 	for i := range s.inputs {
 		dims := f.shape(s, i)
@@ -1021,7 +1022,7 @@ func followRowsOf(f *flower, s *step) ([]flowValue, string) {
 
 // followFeatures is of ArrayFeatureExtractor, which picks elements of the last dimension. What it
 // makes of a list is a matrix of one row.
-func followFeatures(f *flower, s *step) ([]flowValue, string) {
+func followFeatures(f *flowAnalysis, s *step) ([]flowValue, string) {
 	data, _ := f.input(s, 0)
 	index, _ := f.input(s, 1)
 	if len(data.dims) == 0 || index.dims == nil {
@@ -1044,7 +1045,7 @@ func followFeatures(f *flower, s *step) ([]flowValue, string) {
 }
 
 // followCategories is of OneHotEncoder, which adds a dimension behind the others.
-func followCategories(f *flower, s *step) ([]flowValue, string) {
+func followCategories(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	if dims == nil {
 		return nil, noDims
@@ -1056,7 +1057,7 @@ func followCategories(f *flower, s *step) ([]flowValue, string) {
 	return one(append(slices.Clone(dims), n))
 }
 
-func followRange(f *flower, s *step) ([]flowValue, string) {
+func followRange(f *flowAnalysis, s *step) ([]flowValue, string) {
 	for i := range s.inputs {
 		if v, _ := f.input(s, i); v.from&perRow != 0 {
 			return nil, "its parameters come from rows"
@@ -1065,7 +1066,7 @@ func followRange(f *flower, s *step) ([]flowValue, string) {
 	return one([]size{f.newSize()})
 }
 
-func followTriangle(f *flower, s *step) ([]flowValue, string) {
+func followTriangle(f *flowAnalysis, s *step) ([]flowValue, string) {
 	dims := f.shape(s, 0)
 	if len(dims) < 2 {
 		return nil, noDims
