@@ -67,7 +67,7 @@ func RewriteGraph(g *onnx.Graph, threads int) (*Rewritten, error) {
 	if r.check, err = m.checkModel(groups, threads); err != nil {
 		return nil, err
 	}
-	m.apply(groups, threads)
+	m.rewriteGraph(groups, threads)
 	g.Import(domain, 1)
 	if r.Model, err = g.Marshal(); err != nil {
 		return nil, err
@@ -116,9 +116,9 @@ func (g group) makeNode(threads int) onnx.Node {
 	return n
 }
 
-// apply puts the groups' operators into the graph, and removes the nodes that nothing needs any
-// more.
-func (m *matcher) apply(groups []group, threads int) {
+// rewriteGraph puts the groups' operators into the graph, and removes the nodes that nothing needs
+// any more.
+func (m *matcher) rewriteGraph(groups []group, threads int) {
 	before := map[int][]onnx.Node{} // what comes before a node
 	instead := map[int]onnx.Node{}
 	candidates := map[string]bool{}          // values that may have become idle
