@@ -26,8 +26,8 @@ func newSearch(m *scaledProgram) *search {
 	return s
 }
 
-// totalValue is that of all flow, less what the agents cost.
-func (s *search) totalValue() float64 {
+// netValue is that of all flow, less what the agents cost.
+func (s *search) netValue() float64 {
 	v := -s.cost
 	for _, x := range s.val {
 		v += x

@@ -85,7 +85,7 @@ func (p *patterns) proveOptimum(limit int) {
 		}
 		all := p.enumeratePatterns(part, p.work+(limit-p.work)/4)
 		if done := p.solveMaster(p.work + (limit-p.work)/2); done && all {
-			p.lowerBound(p.totalValue())
+			p.lowerBound(p.netValue())
 			return
 		}
 	}
@@ -356,7 +356,7 @@ func (p *patterns) enumeratePatterns(part float64, limit int) bool {
 		total += most[g]
 	}
 	p.lowerBound(total)
-	gap := total - p.totalValue()
+	gap := total - p.netValue()
 	all := part == 1
 	for g := range p.of {
 		s := patternPricer{
@@ -404,7 +404,7 @@ func (p *patterns) solveMaster(limit int) bool {
 	open.Push(root)
 	for k := 0; open.Len() > 0; k++ {
 		c := open.Pop()
-		if c.Bound <= p.totalValue()+worthwhile {
+		if c.Bound <= p.netValue()+worthwhile {
 			return true
 		}
 		if p.work >= limit {
@@ -412,7 +412,7 @@ func (p *patterns) solveMaster(limit int) bool {
 		}
 		_, bound := p.solveRelaxation(c.Lo, c.Hi)
 		c.Bound = min(c.Bound, bound)
-		if c.Bound <= p.totalValue()+worthwhile {
+		if c.Bound <= p.netValue()+worthwhile {
 			continue
 		}
 		g, t, n := p.split()
@@ -499,7 +499,7 @@ func (p *patterns) diveOnGroups(c *branch.Node, limit int) {
 		if p.work >= limit {
 			return
 		}
-		if _, bound := p.solveRelaxation(lo, hi); bound <= p.totalValue()+worthwhile {
+		if _, bound := p.solveRelaxation(lo, hi); bound <= p.netValue()+worthwhile {
 			return
 		}
 	}
@@ -515,7 +515,7 @@ func (p *patterns) fixPattern(lo, hi []int, g int, q *pattern, chosen []*pattern
 
 // tryPatterns compares the counts of the chosen patterns, after a climb, with those at hand.
 func (p *patterns) tryPatterns(chosen []*pattern) {
-	was, value := slices.Clone(p.n), p.totalValue()
+	was, value := slices.Clone(p.n), p.netValue()
 	n := make([]int, len(p.n))
 	left := slices.Clone(p.m.types)
 	for _, q := range chosen {
@@ -531,7 +531,7 @@ func (p *patterns) tryPatterns(chosen []*pattern) {
 	}
 	p.set(n)
 	p.climbFrom(p.active, math.MaxInt)
-	if p.totalValue() < value {
+	if p.netValue() < value {
 		p.set(was)
 		return
 	}

@@ -134,7 +134,7 @@ func (f *finder) serve(limit int) {
 		}
 	}
 	active, all, bound := f.active, f.all, f.bound
-	was, value := slices.Clone(f.n), f.totalValue()
+	was, value := slices.Clone(f.n), f.netValue()
 	f.active, f.all = nil, true
 	n := make([]int, len(f.n))
 	for i := range n {
@@ -152,13 +152,13 @@ func (f *finder) serve(limit int) {
 	p.proveOptimum(begin + 15*part)
 	f.searchNeighbours(limit)
 	f.active, f.all, f.bound, f.proven = active, all, bound, false
-	if f.totalValue() < value {
+	if f.netValue() < value {
 		f.set(was)
 	}
 	f.climbFrom(f.active, f.limit)
 }
 
-func (f *finder) boundGap() float64 { return f.bound - f.totalValue() }
+func (f *finder) boundGap() float64 { return f.bound - f.netValue() }
 
 // lossOf returns by how much the cost of one agent of choice i at the relaxation's prices exceeds
 // its gain. A solution that has such an agent is worth at most the bound less that.
@@ -221,7 +221,7 @@ const perType = 8
 // narrowActive leaves out of active what cannot be part of a solution better than the one at hand;
 // and, if very many are left, those that are the least likely to be.
 func (f *finder) narrowActive() {
-	gap := f.relaxation - f.totalValue()
+	gap := f.relaxation - f.netValue()
 	kept := f.active[:0:0]
 	for _, i := range f.active {
 		if f.n[i] > 0 || f.lost[i] <= gap {
@@ -291,7 +291,7 @@ func (f *finder) searchNeighbours(limit int) {
 		counts, _, bound := r.searchCounts(now, nodes, limit)
 		whole := size == groups && f.all
 		if whole {
-			f.bound = min(f.bound, f.totalValue()-now+bound)
+			f.bound = min(f.bound, f.netValue()-now+bound)
 		}
 		if counts == nil {
 			if whole && bound <= now+worthwhile {
