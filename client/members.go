@@ -69,7 +69,7 @@ func newMembers(v *control.View) *members {
 	for _, member := range v.GetMembers() {
 		m.byName[member.AgentName()] = member
 		for _, held := range member.GetModels() {
-			m.add(member, held)
+			m.addHolding(member, held)
 		}
 	}
 	for _, member := range v.GetMembers() {
@@ -129,7 +129,7 @@ func (m *members) overlaps(other *members) bool {
 	return false
 }
 
-func (m *members) add(member *control.Member, held *control.Model) {
+func (m *members) addHolding(member *control.Member, held *control.Model) {
 	v := m.versionOf(held)
 	model := m.models[held.GetName()]
 	switch {
