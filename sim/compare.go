@@ -151,7 +151,7 @@ func BestPool(ctx context.Context, cfg *Config, pools []Pool, seeds int,
 		}
 		one := *cfg
 		one.Pool = c.pool
-		s, err := newSearch(&one)
+		s, err := newRateSearch(&one)
 		if err != nil {
 			return nil, nil, err
 		}

@@ -96,7 +96,7 @@ func RunSeeds(ctx context.Context, cfg *Config, seeds int, progress func(arrived
 	}
 	c := *cfg
 	if c.tunes() {
-		s, err := newSearch(&c)
+		s, err := newRateSearch(&c)
 		if err != nil {
 			return nil, err
 		}

@@ -48,7 +48,7 @@ func FindThroughput(ctx context.Context, cfg *Config, seeds int, progress func()
 	if err := CheckSeeds(seeds); err != nil {
 		return nil, err
 	}
-	s, err := newSearch(cfg)
+	s, err := newRateSearch(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +117,7 @@ type search struct {
 	limit float64
 }
 
-func newSearch(cfg *Config) (*search, error) {
+func newRateSearch(cfg *Config) (*search, error) {
 	if len(cfg.Faults) > 0 {
 		return nil, errors.New("faults: the allowable throughput is of a fleet in which nothing " +
 			"goes wrong; give a rate")

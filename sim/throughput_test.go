@@ -44,7 +44,7 @@ func TestThroughput(t *testing.T) {
 func TestStopWhenLost(t *testing.T) {
 	cfg := reference(t, "ncf")
 	cfg.Queries = 3000
-	s, err := newSearch(cfg)
+	s, err := newRateSearch(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
