@@ -100,10 +100,10 @@ func (c *Counts) Failed(model string, version int64, err error, after, target ti
 	})
 }
 
-// Missed counts a query of a client that was late, or failed with err, a time after its arrival; r is
-// where its time went, nil if that is not known. It returns why the query was missed; without a
-// cause, it was not. model and target are those of Failed.
-func (c *Counts) Missed(model string, err error, r *lateness.Record,
+// CountMissedQuery counts a query of a client that was late, or failed with err, a time after its
+// arrival; r is where its time went, nil if that is not known. It returns why the query was missed;
+// without a cause, it was not. model and target are those of Failed.
+func (c *Counts) CountMissedQuery(model string, err error, r *lateness.Record,
 	after, target time.Duration) (client.Missed, time.Duration) {
 	reason := ""
 	if err != nil {

@@ -305,7 +305,7 @@ func (r *receipt) noteEnd(err error) {
 	}
 	r.server.config.Counts.Arrived("", 0)
 	r.server.config.Counts.Failed("", 0, err, after, max(patience, 0), 0)
-	r.server.config.Counts.Missed("", err, nil, after, max(patience, 0))
+	r.server.config.Counts.CountMissedQuery("", err, nil, after, max(patience, 0))
 }
 
 // An unsent is a receipt whose answer is on its way to the client.

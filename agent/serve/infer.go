@@ -50,11 +50,11 @@ func (s *Server) answerQuery(ctx context.Context, req *oip.Request, arrival time
 	return resp, s.hideNames(ctx, err)
 }
 
-// noteMissed counts a query of a client that was late, or failed with err, by its cause. req and ctx
-// are those of answerQuery, model and target those of askedVersion.
+// noteMissed counts a query of a client that was late, or failed with err, by its cause. req and
+// ctx are those of answerQuery, model and target those of askedVersion.
 func (s *Server) noteMissed(ctx context.Context, req *oip.Request, model string, err error,
 	after, target time.Duration) {
-	s.config.Counts.Missed(model, err, req.Late, after, target)
+	s.config.Counts.CountMissedQuery(model, err, req.Late, after, target)
 }
 
 // inferLocally has this agent's worker run a query of its gateway, which has no other agent to ask.
@@ -106,7 +106,7 @@ func (s *Server) countRefusedEarly(model, version string, err error) {
 	}
 	s.config.Counts.Arrived(name, number)
 	s.config.Counts.Failed(name, number, err, 0, 0, 0)
-	s.config.Counts.Missed(name, err, nil, 0, 0)
+	s.config.Counts.CountMissedQuery(name, err, nil, 0, 0)
 }
 
 // countUnsendable counts a query that was answered, by the given version, and whose answer is
@@ -117,7 +117,7 @@ func (s *Server) countUnsendable(req *oip.Request, by string, err error) {
 	}
 	model, version, _ := s.askedVersion(req.Model, by)
 	s.config.Counts.Failed(model, version, err, 0, 0, req.TrialSize)
-	s.config.Counts.Missed(model, err, nil, 0, 0)
+	s.config.Counts.CountMissedQuery(model, err, nil, 0, 0)
 }
 
 // whileStarting returns err. If err says that no agent has the model but this agent is still
