@@ -25,7 +25,7 @@ const searchesPerSeed = 6
 
 // A ribbonTable is a published table, the load it was made of, and the samples behind it.
 type ribbonTable struct {
-	*plan.Table
+	*plan.MeasuredTable
 	*plan.Problem
 	model   string
 	types   []string
@@ -53,12 +53,12 @@ func (l *lab) ribbonTables(ctx context.Context) ([]*ribbonTable, error) {
 		if err != nil {
 			return nil, fmt.Errorf("data: %w: want the tables that were published with RIBBON", err)
 		}
-		t.Table, err = plan.ReadTable(file, f, names, profiles.DefaultCatalogue())
+		t.MeasuredTable, err = plan.ReadTable(file, f, names, profiles.DefaultCatalogue())
 		f.Close()
 		if err != nil {
 			return nil, err
 		}
-		t.Problem = t.Table.Problem(plan.DefaultTarget)
+		t.Problem = t.MeasuredTable.Problem(plan.DefaultTarget)
 		if t.optimum, t.homogeneous, err = t.optima(ctx, t.Problem); err != nil {
 			return nil, err
 		}
@@ -71,11 +71,11 @@ func (l *lab) ribbonTables(ctx context.Context) ([]*ribbonTable, error) {
 // alone.
 func (t *ribbonTable) optima(ctx context.Context, p *plan.Problem) (optimum,
 	homogeneous plan.Configuration, err error) {
-	if optimum, err = cheapest(ctx, p, t.Table,
+	if optimum, err = cheapest(ctx, p, t.MeasuredTable,
 		func(plan.Configuration) bool { return true }); err != nil {
 		return nil, nil, err
 	}
-	homogeneous, err = cheapest(ctx, p, t.Table,
+	homogeneous, err = cheapest(ctx, p, t.MeasuredTable,
 		func(c plan.Configuration) bool { return c[0] == c.Count() })
 	return optimum, homogeneous, err
 }
@@ -185,7 +185,7 @@ func (l *lab) searches(ctx context.Context, t *ribbonTable, m searchMethod) ([]*
 		if err != nil {
 			return nil, err
 		}
-		r, err := planner.Plan(ctx, t.Problem, t.Table)
+		r, err := planner.Plan(ctx, t.Problem, t.MeasuredTable)
 		if err != nil {
 			return nil, err
 		}
@@ -200,7 +200,7 @@ func (l *lab) trials(ctx context.Context, t *ribbonTable, m searchMethod) (*plan
 	if err != nil {
 		return nil, err
 	}
-	return plan.Try(ctx, t.Problem, t.Table, len(all),
+	return plan.Try(ctx, t.Problem, t.MeasuredTable, len(all),
 		func(run int) (*plan.Result, error) { return all[run], nil })
 }
 
@@ -467,7 +467,7 @@ func ribbonFig16(ctx context.Context, l *lab) (*Figure, error) {
 			for run := range runs {
 				l.progress("%s, %s: %d of %d searches", t.model, name, run, runs)
 				search := plan.Ribbon{Seed: uint64(run), Plain: i == 0}
-				old, err := search.Plan(ctx, t.Problem, t.Table)
+				old, err := search.Plan(ctx, t.Problem, t.MeasuredTable)
 				if err != nil {
 					return nil, err
 				}

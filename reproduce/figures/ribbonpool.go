@@ -527,7 +527,7 @@ func ribbonFig15(ctx context.Context, l *lab) (*Figure, error) {
 	for _, target := range []float64{plan.DefaultTarget, 0.98} {
 		s := picture.Series{Name: fmt.Sprintf("p%.0f", 100*target)}
 		for _, t := range tables {
-			p := t.Table.Problem(target)
+			p := t.MeasuredTable.Problem(target)
 			optimum, homogeneous, err := t.optima(ctx, p)
 			if err != nil {
 				return nil, err

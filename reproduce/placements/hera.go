@@ -8,14 +8,14 @@ import (
 
 // OneModel starts servers of one model each until the demand, in queries/s by profile, is
 // served, as DeepRecSys does.
-func OneModel(profiles []*place.Profile, demand []float64) (servers []place.Server) {
+func OneModel(profiles []*place.Profile, demand []float64) (servers []place.ScheduledServer) {
 	for i, p := range profiles {
 		most := p.Most()
 		if !(most > 0) {
 			continue
 		}
 		for range place.Alone(demand[i], most) {
-			servers = append(servers, place.Server{Models: []int{i}, QPS: []float64{most}})
+			servers = append(servers, place.ScheduledServer{Models: []int{i}, QPS: []float64{most}})
 		}
 	}
 	return servers
@@ -27,7 +27,7 @@ func OneModel(profiles []*place.Profile, demand []float64) (servers []place.Serv
 // served, and what is left of the others runs alone. Models are drawn from those that are not
 // served yet, where there are any.
 func RandomPairs(m place.Machine, profiles []*place.Profile, demand []float64, lowFirst bool,
-	random *rand.Rand) (servers []place.Server) {
+	random *rand.Rand) (servers []place.ScheduledServer) {
 	left := make([]float64, len(profiles))
 	for i, p := range profiles {
 		if p.Most() > 0 {
@@ -71,7 +71,7 @@ func RandomPairs(m place.Machine, profiles []*place.Profile, demand []float64, l
 		}
 		left[a] -= s.QPS[0]
 		left[b] -= s.QPS[1]
-		servers = append(servers, place.Server{Models: []int{a, b}, QPS: s.QPS[:]})
+		servers = append(servers, place.ScheduledServer{Models: []int{a, b}, QPS: s.QPS[:]})
 	}
 	for i := range left {
 		left[i] = max(0, left[i])
