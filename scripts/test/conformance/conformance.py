@@ -407,6 +407,17 @@ def check_outputs(c):
     assert got.as_numpy("out_FP64") is None, "an output that was not asked for"
 
 
+def check_once(c, model):
+    """An input with one row is that of all rows of the others."""
+    once = model.values(3)
+    first = model.inputs[0][0]
+    once[first] = once[first][:1]
+    want = model.run(dict(once, **{first: np.repeat(once[first], 3, axis=0)}))
+    got = c.infer(model.name, once, list(want))
+    for name, v in want.items():
+        same(got.as_numpy(name), v, f"output {name}")
+
+
 def check_version_and_timeout(c, model):
     values = model.values(3)
     want = model.run(values)
@@ -445,7 +456,9 @@ def check_bad_input(c, model):
     fails(infer({first: values[first][..., None]}), c.invalid, first)
     fails(infer({first: np.concatenate([values[first]] * 2, axis=1)}), c.invalid, first)
     if len(model.inputs) > 1:
-        fails(infer({first: values[first][:1]}), c.invalid, "batch")
+        three = model.values(3)
+        three[first] = three[first][:2]
+        fails(lambda: c.infer(model.name, three, names), c.invalid, "batch")
     fails(infer({k: x[:0] for k, x in values.items()}), c.invalid, "batch")
     for name, b in model.bounds.items():
         for bad in (-1, b[0]):
@@ -1245,6 +1258,8 @@ def run(checks, agent, zoo, args):
         checks.run(f"{c.name}: compression", check_compression, c, bounded)
         for m in zoo:
             checks.run(f"{c.name}: bad input for {m.name}", check_bad_input, c, m)
+            if len(m.inputs) > 1:
+                checks.run(f"{c.name}: one row for all of {m.name}", check_once, c, m)
         checks.run(f"{c.name}: what is not supported", check_unsupported, c)
     checks.run("asyncio clients", check_asyncio, agent, bounded)
     for m in zoo:
