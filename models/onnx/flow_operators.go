@@ -275,6 +275,22 @@ func followFlatten(f *flowAnalysis, s *step) ([]flowValue, string) {
 	return one(out)
 }
 
+// markAxes marks the axes among the dimensions. None may count rows or users; why says what is wrong.
+func markAxes(dims []size, axes []int64) (marked []bool, why string) {
+	marked = make([]bool, len(dims))
+	for _, a := range axes {
+		axis, ok := axisIn(a, len(dims))
+		if !ok {
+			return nil, noAxis
+		}
+		if dims[axis].counts() {
+			return nil, overRows
+		}
+		marked[axis] = true
+	}
+	return marked, ""
+}
+
 func followSqueeze(f *flowAnalysis, s *step) ([]flowValue, string) {
 	v, _ := f.input(s, 0)
 	if v.dims == nil {
@@ -294,16 +310,9 @@ func followSqueeze(f *flowAnalysis, s *step) ([]flowValue, string) {
 			}
 		}
 	}
-	gone := make([]bool, len(v.dims))
-	for _, a := range axes {
-		axis, ok := axisIn(a, len(v.dims))
-		if !ok {
-			return nil, noAxis
-		}
-		if v.dims[axis].counts() {
-			return nil, overRows
-		}
-		gone[axis] = true
+	gone, why := markAxes(v.dims, axes)
+	if why != "" {
+		return nil, why
 	}
 	out := []size{}
 	for i, d := range v.dims {
@@ -718,16 +727,9 @@ func followReduce(f *flowAnalysis, s *step) ([]flowValue, string) {
 			axes = append(axes, int64(i))
 		}
 	}
-	gone := make([]bool, len(v.dims))
-	for _, a := range axes {
-		axis, ok := axisIn(a, len(v.dims))
-		if !ok {
-			return nil, noAxis
-		}
-		if v.dims[axis].counts() {
-			return nil, overRows
-		}
-		gone[axis] = true
+	gone, why := markAxes(v.dims, axes)
+	if why != "" {
+		return nil, why
 	}
 	keep := s.intAttribute("keepdims", 1) != 0
 	out := []size{}
