@@ -77,17 +77,7 @@ type round struct {
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	root, err := os.Getwd()
-	for err == nil {
-		if _, missing := os.Stat(filepath.Join(root, "go.mod")); missing == nil {
-			err = os.Chdir(root)
-			break
-		}
-		if root = filepath.Dir(root); root == "/" {
-			err = errors.New("this is no folder of the repository")
-		}
-	}
-	if err != nil {
+	if err := harness.EnterRepository(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
