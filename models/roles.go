@@ -78,16 +78,13 @@ func (v *Version) useRoles(r roles.Roles, inferred bool) (err error) {
 }
 
 // FlowRoles returns the roles of inputs as the graph's dimensions are followed by; nil: by shape.
-func (v *Version) FlowRoles() map[string]onnx.Role {
+func (v *Version) FlowRoles() map[string]roles.Role {
 	if v.Roles == nil {
 		return nil
 	}
-	all := map[string]onnx.Role{}
+	all := map[string]roles.Role{}
 	for _, p := range v.Roles.Inputs {
-		all[p.Name] = map[roles.Role]onnx.Role{
-			roles.Row: onnx.RowRole, roles.User: onnx.UserRole, roles.Query: onnx.QueryRole,
-			roles.Ragged: onnx.RaggedRole,
-		}[p.Role]
+		all[p.Name] = p.Role
 	}
 	return all
 }

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/tensor"
 )
 
@@ -53,17 +54,17 @@ type cutter struct {
 	constants map[string]string
 }
 
-// CutUsers changes the graph so that what depends on the inputs of UserRole alone, and on
+// CutUsers changes the graph so that what depends on the inputs of role user alone, and on
 // constants, runs at as many rows as these have, and adds the input RowToUser of data type INT64.
-// roles are as for Signature.Flow. The graph's outputs have a row for each element of it. It is an
+// stated is as for Signature.Flow. The graph's outputs have a row for each element of it. It is an
 // error if rows of the outputs may depend on one another, or if no input is of rows; the graph is
 // then as before.
 //
 // The caller marshals the graph, and reads it again before further changes.
-func (g *Graph) CutUsers(roles map[string]Role) error {
+func (g *Graph) CutUsers(stated map[string]roles.Role) error {
 	var users []string
 	for _, p := range g.Signature.Inputs {
-		if roles[p.Name] != UserRole {
+		if stated[p.Name] != roles.User {
 			continue
 		}
 		if len(p.Shape) == 0 {
@@ -77,7 +78,7 @@ func (g *Graph) CutUsers(roles map[string]Role) error {
 	if g.names[RowToUser] {
 		return fmt.Errorf("the graph has a value %q", RowToUser)
 	}
-	flow := g.Signature.Flow(roles)
+	flow := g.Signature.Flow(stated)
 	if i := flow.Independence(); !i.IsProven() {
 		return errors.New(i.Reason)
 	}

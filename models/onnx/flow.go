@@ -6,26 +6,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/muster-serve/muster/api/roles"
 )
 
 // This file proves which dimension of a tensor counts a query's rows or its users, and that what a
 // row of an output holds depends on the same row of the inputs alone. It follows dimensions from
 // the inputs through the operators that it knows. Where one may mix rows, or is not known, the rows
 // are not independent: the proof is never wrong that they are, and may be that they are not.
-
-// A Role says what the first dimension of an input stands for.
-type Role uint8
-
-const (
-	// RowRole is of an input with a row for each candidate of a query.
-	RowRole Role = iota
-	// UserRole is of an input with a row for each user of a run: one in a query.
-	UserRole
-	// QueryRole is of an input that belongs to the query as a whole.
-	QueryRole
-	// RaggedRole is of an input with any number of values for each row or user.
-	RaggedRole
-)
 
 // A DimensionKind says what a dimension counts.
 type DimensionKind uint8
@@ -176,9 +164,10 @@ type flowValue struct {
 	counted bool
 }
 
-// Flow follows the dimensions of the graph's values. roles are those of inputs that have not the
-// role that their shape gives: rows, or a query's if the first dimension is fixed or there is none.
-func (s *Signature) Flow(roles map[string]Role) *Flow {
+// Flow follows the dimensions of the graph's values. stated are the roles of inputs that have not
+// the role that their shape gives: rows, or a query's if the first dimension is fixed or there is
+// none.
+func (s *Signature) Flow(stated map[string]roles.Role) *Flow {
 	f := &flowAnalysis{
 		signature: s, constants: maps.Clone(s.constants), next: otherSymbols,
 		flow: Flow{values: map[string]flowValue{}, outputs: s.Outputs, symbols: make([]string,
@@ -189,7 +178,7 @@ func (s *Signature) Flow(roles map[string]Role) *Flow {
 	}
 	for _, p := range slices.Concat(s.Inputs, s.Defaults) {
 		delete(f.constants, p.Name)
-		f.flow.values[p.Name] = f.inputValue(p, roles)
+		f.flow.values[p.Name] = f.inputValue(p, stated)
 	}
 	for i := range s.steps {
 		f.followStep(&s.steps[i])
@@ -232,27 +221,35 @@ func (f *flowAnalysis) newSize() size {
 	return size{1, []symbol{f.next - 1}}
 }
 
-func (f *flowAnalysis) inputValue(p Port, roles map[string]Role) flowValue {
-	role, said := roles[p.Name]
-	if !said && (p.IsScalar() || p.FixesFirst()) {
-		role = QueryRole
+func (f *flowAnalysis) inputValue(p Port, stated map[string]roles.Role) flowValue {
+	role, said := stated[p.Name]
+	switch {
+	case said:
+	case p.IsScalar(), p.FixesFirst():
+		role = roles.Query
+	default:
+		role = roles.Row
 	}
-	from := map[Role]sources{RowRole: fromRows, UserRole: fromUsers, QueryRole: fromQuery,
-		RaggedRole: fromRows}[role]
-	v := flowValue{from: from}
+	v := flowValue{from: fromRows}
+	switch role {
+	case roles.User:
+		v.from = fromUsers
+	case roles.Query:
+		v.from = fromQuery
+	}
 	if p.Shape == nil {
 		return v
 	}
 	v.dims = []size{}
 	for i, d := range p.Shape {
 		switch {
-		case i == 0 && role == RowRole:
+		case i == 0 && role == roles.Row:
 			v.dims = append(v.dims, size{1, []symbol{rowsSymbol}})
-		case i == 0 && role == UserRole:
+		case i == 0 && role == roles.User:
 			v.dims = append(v.dims, size{1, []symbol{usersSymbol}})
 		case d == Dynamic:
 			v.dims = append(v.dims, f.newSize())
-			if i == 0 && role == RaggedRole {
+			if i == 0 && role == roles.Ragged {
 				f.flow.symbols[f.next-1] = p.Name
 			}
 		default:

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/tensor"
 )
 
@@ -64,7 +65,7 @@ func flowOf(t *testing.T, m *Model) *Flow {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.Flow(map[string]Role{"u": UserRole, "h": UserRole})
+	return s.Flow(map[string]roles.Role{"u": roles.User, "h": roles.User})
 }
 
 // TestFlow: for each graph, the dimensions of "y", or a part of why its rows are not independent.
