@@ -285,7 +285,8 @@ var rules = []rule{
 	},
 	{
 		folder: "agent/serve", imports: []string{
-			"agent/members", "agent/modelstore", "agent/outcome", "agent/shadow", "agent/worker",
+			"agent/members", "agent/modelstore", "agent/outcome", "agent/shadow", "agent/slowlog",
+			"agent/worker",
 			"api", "client", "models", "api/names",
 			"runtime",
 		},
@@ -307,6 +308,11 @@ var rules = []rule{
 		folder: "agent/shadow", imports: []string{"api", "client"},
 		never:  []string{module + "agent"},
 		reason: "answers are compared without knowing who serves or leads",
+	},
+	{
+		folder: "agent/slowlog", imports: []string{"api/lateness"},
+		never:  append([]string{module + "agent"}, network...),
+		reason: "what is written of a query follows from what it is told",
 	},
 	{
 		folder: "agent/release", imports: []string{"api", "leader"},

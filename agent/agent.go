@@ -26,6 +26,7 @@ import (
 	"github.com/muster-serve/muster/agent/rent"
 	"github.com/muster-serve/muster/agent/serve"
 	"github.com/muster-serve/muster/agent/shadow"
+	"github.com/muster-serve/muster/agent/slowlog"
 	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
@@ -51,7 +52,7 @@ import (
 //
 // While Run runs, the agent has these goroutines: those of its servers, with one or more for
 // each connection and call; those of the model repository, of gossip, of members.Members and of
-// lead.Leader; and one each that waits for the first models, updates the gateway's view of the
+// lead.Leader; that of the slow log; and one each that waits for the first models, updates the gateway's view of the
 // fleet, finds out the instance type, watches the card and the limits of the process, gathers the
 // dashboard's beats, and forgets what belongs to removed versions and agents. All have ended when
 // Run returns.
@@ -93,6 +94,7 @@ type Agent struct {
 	worker     *worker.Worker
 	gateway    *client.Gateway
 	counts     *serve.Counts // of clients' queries
+	slowLog    *slowlog.Log  // nil: there is none
 	executor   runtime.Executor
 	card       *cardWatch // nil without a card
 	cpu        cpuWatch
@@ -241,6 +243,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer a.stateLock.Close() // nil if there is no lock
 	a.checkStateDir()
 	a.chooseDisplayName()
+	if err := a.openSlowLog(); err != nil {
+		return err
+	}
+	defer a.slowLog.Close() // nil if there is none
 	listeners, err := a.listen()
 	if err != nil {
 		return err
@@ -322,7 +328,7 @@ func (a *Agent) open() (err error) {
 		return err
 	}
 	a.members.PublishLoads(a.gateway)
-	a.counts = serve.NewCounts(a.metrics.registry, a.gateway)
+	a.counts = serve.NewCounts(a.metrics.registry, a.gateway, a.guard, a.slowLog)
 	a.shadows = shadow.New(shadow.Config{
 		Compares: a.releases.Compares,
 		View:     a.members.View, Loads: a.members.Loads, Tell: a.gateway.Compared,
@@ -460,6 +466,17 @@ func (a *Agent) lockStateDir() (err error) {
 	if held := new(dirlock.HeldError); errors.As(err, &held) {
 		return fmt.Errorf("state-dir %q is that of another agent that runs: %w; give each agent a "+
 			"--state-dir of its own", dir, held)
+	}
+	return nil
+}
+
+// openSlowLog opens the log that Config.SlowLog names, if any.
+func (a *Agent) openSlowLog() (err error) {
+	if a.config.SlowLog == "" {
+		return nil
+	}
+	if a.slowLog, err = slowlog.Open(a.config.SlowLog, a.log); err != nil {
+		return fmt.Errorf("slow-log: %w", err)
 	}
 	return nil
 }

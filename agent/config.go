@@ -177,6 +177,9 @@ type Config struct {
 	// Record is the path of a file to which this agent, while it leads, appends its events and
 	// decisions, for `muster sim --replay`. Empty, the default, records nothing.
 	Record string
+	// SlowLog is the path of a file to which the agent appends a line for queries of clients that
+	// were late, refused or failed. Empty, the default, writes none.
+	SlowLog string
 	// Name is the name by which people know this agent: at most 64 bytes without spaces. Two agents
 	// should not have the same. Empty, the default, means the one that StateDir keeps, else the
 	// host's.

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -10,10 +11,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/muster-serve/muster/agent/outcome"
+	"github.com/muster-serve/muster/agent/slowlog"
 	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/lateness"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/client"
 	"github.com/muster-serve/muster/runtime"
 )
@@ -28,6 +31,8 @@ type Counts struct {
 	failures       *prometheus.CounterVec
 	failureSeconds *prometheus.CounterVec
 	missed         *prometheus.CounterVec
+	slow           *slowlog.Log // nil: there is none
+	callers        Callers
 
 	mu sync.Mutex
 	// asked counts the arrivals at the versions that clients have asked this agent for, or that it
@@ -37,13 +42,15 @@ type Counts struct {
 	unknown worker.VersionAbsence
 }
 
-// NewCounts registers the counters. gateway is this agent's.
-func NewCounts(registry prometheus.Registerer, gateway *client.Gateway) *Counts {
+// NewCounts registers the counters. gateway is this agent's, guard knows its callers, and slow is
+// its log of queries that are missed; nil: it keeps none.
+func NewCounts(registry prometheus.Registerer, gateway *client.Gateway, guard *secure.Guard,
+	slow *slowlog.Log) *Counts {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
 	c := &Counts{
-		gateway: gateway, asked: map[worker.VersionKey]prometheus.Counter{},
+		gateway: gateway, slow: slow, callers: Callers{guard}, asked: map[worker.VersionKey]prometheus.Counter{},
 		arrived: counter("muster_arrived_queries_total",
 			"Queries of clients that have arrived, refused ones included.", "model", "version"),
 		failures: counter("muster_failed_queries_total",
@@ -100,31 +107,55 @@ func (c *Counts) Failed(model string, version int64, err error, after, target ti
 	})
 }
 
-// CountMissedQuery counts a query of a client that was late, or failed with err, a time after its
-// arrival; r is where its time went, nil if that is not known. It returns why the query was missed;
-// without a cause, it was not. model and target are those of Failed.
-func (c *Counts) CountMissedQuery(model string, err error, r *lateness.Record,
-	after, target time.Duration) (client.Missed, time.Duration) {
-	reason := ""
-	if err != nil {
-		reason = oip.ReasonAfter(outcome.Of(err).Reason, after, target)
-	}
-	m, took := client.MissedBy(model, reason, r)
-	if m.Cause == "" {
-		return m, 0
-	}
-	if reason == "overloaded" && m.Cause == lateness.Lane && isFull(err) {
-		m.Cause = lateness.Memory
-	}
-	c.CountMissed(model, m.Cause, 1)
-	c.gateway.Missed(m, took)
-	return m, took
+// A missedQuery is a query of a client that may have been late, or has failed.
+type missedQuery struct {
+	model, version string // "" if it reached none
+	id             string // that it gave itself
+	err            error  // nil if it was answered
+	// spent is where its time went, nil if that is not known.
+	spent *lateness.Record
+	after time.Duration // since its arrival
+	// target is the QoS target, 0 if the query reached no version.
+	target time.Duration
 }
 
-// MissedByRights counts a query that was refused because of who its client is.
-func (c *Counts) MissedByRights() {
-	c.CountMissed("", lateness.Rights, 1)
-	c.gateway.Missed(client.Missed{Cause: lateness.Rights}, 0)
+// countMissedQuery counts a query of the call with context ctx by why it was missed, if it was, and
+// notes it in the slow log. It is the one place for that.
+func (c *Counts) countMissedQuery(ctx context.Context, q *missedQuery) {
+	reason := ""
+	if q.err != nil {
+		reason = oip.ReasonAfter(outcome.Of(q.err).Reason, q.after, q.target)
+	}
+	m, took := client.MissedBy(q.model, reason, q.spent)
+	if m.Cause == "" {
+		return
+	}
+	if reason == "overloaded" && m.Cause == lateness.Lane && isFull(q.err) {
+		m.Cause = lateness.Memory
+	}
+	c.CountMissed(q.model, m.Cause, 1)
+	c.gateway.Missed(m, took)
+	c.note(ctx, q, m, reason)
+}
+
+// note notes a query that was missed in the slow log.
+func (c *Counts) note(ctx context.Context, q *missedQuery, m client.Missed, reason string) {
+	if c.slow == nil {
+		return
+	}
+	c.slow.Note(&slowlog.Query{
+		Model: q.model, Version: q.version, Cause: m.Cause, Agent: m.Agent, Reason: reason,
+		Client: c.callers.Client(ctx), After: q.after, Target: q.target, Spent: q.spent,
+		ID: q.id, TraceID: traceID(ctx), RequestID: firstHeader(ctx, requestIDHeader),
+	}, time.Now())
+}
+
+// countMissedByRights counts a query that was refused because of who its client is.
+func (c *Counts) countMissedByRights(ctx context.Context) {
+	m := client.Missed{Cause: lateness.Rights}
+	c.CountMissed("", m.Cause, 1)
+	c.gateway.Missed(m, 0)
+	c.note(ctx, &missedQuery{}, m, "")
 }
 
 // isFull reports whether an error says that there is no room for the bytes of a query.

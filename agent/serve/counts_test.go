@@ -23,7 +23,7 @@ func TestCountsForget(t *testing.T) {
 	}
 	defer gateway.Close()
 	registry, now := prometheus.NewRegistry(), time.Unix(0, 0)
-	c := NewCounts(registry, gateway)
+	c := NewCounts(registry, gateway, nil, nil)
 	held, serves, known := map[names.ModelKey]bool{}, map[worker.VersionKey]bool{}, true
 	forget := func(after time.Duration) {
 		now = now.Add(after)

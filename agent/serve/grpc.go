@@ -282,7 +282,7 @@ func (r *receipt) noteEnd(err error) {
 	s, _ := status.FromError(err)
 	switch code := s.Code(); {
 	case code == codes.PermissionDenied || code == codes.Unauthenticated:
-		r.server.config.Counts.MissedByRights()
+		r.server.config.Counts.countMissedByRights(r)
 		return // refused because of who called: that is counted elsewhere, too
 	case code == codes.OK:
 		return
@@ -305,7 +305,9 @@ func (r *receipt) noteEnd(err error) {
 	}
 	r.server.config.Counts.Arrived("", 0)
 	r.server.config.Counts.Failed("", 0, err, after, max(patience, 0), 0)
-	r.server.config.Counts.CountMissedQuery("", err, nil, after, max(patience, 0))
+	r.server.config.Counts.countMissedQuery(r, &missedQuery{
+		err: err, after: after, target: max(patience, 0),
+	})
 }
 
 // An unsent is a receipt whose answer is on its way to the client.
@@ -347,7 +349,7 @@ func (s *Server) admitCall(ctx context.Context, info *tap.Info) (context.Context
 	}
 	if ctx, err = s.config.Guard.Count(ctx, info.FullMethodName); err != nil {
 		if isQuery && len(info.Header[control.AttemptHeader]) == 0 {
-			s.countRefusedEarly("", "", err)
+			s.countRefusedEarly(ctx, "", "", err)
 		}
 		return ctx, err
 	}
@@ -385,7 +387,7 @@ func (s *Server) withinIntake(ctx context.Context, header metadata.MD, err error
 	case len(header[control.AttemptHeader]) > 0:
 		err = asRefused(err)
 	default:
-		s.countRefusedEarly("", "", err)
+		s.countRefusedEarly(ctx, "", "", err)
 	}
 	return outcome.GRPC(err)
 }

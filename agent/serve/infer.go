@@ -35,26 +35,31 @@ func (s *Server) answerQuery(ctx context.Context, req *oip.Request, arrival time
 		err = s.whileStarting(err)
 		after := time.Since(arrival)
 		s.config.Counts.Failed(model, cmp.Or(req.Tried, version), err, after, target, req.TrialSize)
-		s.noteMissed(ctx, req, model, err, after, target)
+		s.noteMissed(ctx, req, missedQuery{model: model, err: err, after: after, target: target})
 	} else if req.Late != nil {
-		s.noteMissed(ctx, req, model, nil, time.Since(arrival), target)
+		s.noteMissed(ctx, req, missedQuery{
+			model: model, version: resp.Version, after: time.Since(arrival), target: target,
+		})
 	}
 	if err != nil {
 		return nil, s.hideNames(ctx, err)
 	}
 	if err = answers.AtLeast(resp.Bytes()); err != nil {
-		s.countUnsendable(req, resp.Version, err)
+		s.countUnsendable(ctx, req, resp.Version, err)
 		resp.Release()
 		resp = nil
 	}
 	return resp, s.hideNames(ctx, err)
 }
 
-// noteMissed counts a query of a client that was late, or failed with err, by its cause. req and
-// ctx are those of answerQuery, model and target those of askedVersion.
-func (s *Server) noteMissed(ctx context.Context, req *oip.Request, model string, err error,
-	after, target time.Duration) {
-	s.config.Counts.CountMissedQuery(model, err, req.Late, after, target)
+// noteMissed counts a query of a client that was late, or has failed, by its cause. req and ctx are
+// those of answerQuery.
+func (s *Server) noteMissed(ctx context.Context, req *oip.Request, q missedQuery) {
+	q.id, q.spent = req.ID, req.Late
+	if q.version == "" {
+		q.version = req.Version
+	}
+	s.config.Counts.countMissedQuery(ctx, &q)
 }
 
 // inferLocally has this agent's worker run a query of its gateway, which has no other agent to ask.
@@ -97,27 +102,29 @@ func (s *Server) askedVersion(model, version string) (string, int64, time.Durati
 	return s.knownModel(model), 0, 0
 }
 
-// countRefusedEarly counts a query of a client that is refused with err before all of it is read.
-// model and version are "" if they are not known.
-func (s *Server) countRefusedEarly(model, version string, err error) {
+// countRefusedEarly counts a query of a client, of the call with context ctx, that is refused with
+// err before all of it is read. model and version are "" if they are not known.
+func (s *Server) countRefusedEarly(ctx context.Context, model, version string, err error) {
 	name, number := "", int64(0)
 	if model != "" {
 		name, number, _ = s.askedVersion(model, version)
 	}
 	s.config.Counts.Arrived(name, number)
 	s.config.Counts.Failed(name, number, err, 0, 0, 0)
-	s.config.Counts.CountMissedQuery(name, err, nil, 0, 0)
+	s.config.Counts.countMissedQuery(ctx, &missedQuery{model: name, version: version, err: err})
 }
 
-// countUnsendable counts a query that was answered, by the given version, and whose answer is
-// dropped with err.
-func (s *Server) countUnsendable(req *oip.Request, by string, err error) {
+// countUnsendable counts a query of the call with context ctx that was answered, by the given
+// version, and whose answer is dropped with err.
+func (s *Server) countUnsendable(ctx context.Context, req *oip.Request, by string, err error) {
 	if s.config.Gateway.Family(req.Model) != nil {
 		by = req.Version
 	}
 	model, version, _ := s.askedVersion(req.Model, by)
 	s.config.Counts.Failed(model, version, err, 0, 0, req.TrialSize)
-	s.config.Counts.CountMissedQuery(model, err, nil, 0, 0)
+	s.config.Counts.countMissedQuery(ctx, &missedQuery{
+		model: model, version: by, id: req.ID, err: err,
+	})
 }
 
 // whileStarting returns err. If err says that no agent has the model but this agent is still

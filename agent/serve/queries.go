@@ -186,7 +186,7 @@ func (s service) answerStreamed(r *streamQuery, req *oip.Request,
 		if attempt {
 			s.config.Worker.CutOff(r, r.header[control.AttemptHeader][0], r.arrival)
 		} else {
-			s.countRefusedEarly("", "", err)
+			s.countRefusedEarly(r, "", "", err)
 		}
 		return nil, err
 	}

@@ -333,7 +333,7 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	defer charge.Only(0)
 	query, err := r.receiveQuery(req, charge)
 	if err != nil {
-		r.countRefusedEarly(req.PathValue("model"), req.PathValue("version"), err)
+		r.countRefusedEarly(ctx, req.PathValue("model"), req.PathValue("version"), err)
 		return err
 	}
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
@@ -359,20 +359,21 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	var overloaded *runtime.OverloadedError
 	if err := oip.EncodeResponse(out, query, resp, kept); errors.Is(err, oip.ErrUnencodable) ||
 		errors.As(err, &overloaded) {
-		r.countUnsendable(query, resp.Version, err)
+		r.countUnsendable(ctx, query, resp.Version, err)
 		return err // nothing has been written yet
 	}
 	out.finishStream() // any other error means that the client has gone
 	return nil
 }
 
-// withTrace returns the request's context with its trace headers as gRPC metadata, where the
+// withTrace returns the request's context with its ids in headers as gRPC metadata, where the
 // tracing code looks for them.
 func withTrace(req *http.Request) context.Context {
 	headers := metadata.MD{}
 	for _, name := range tracing.Headers {
 		headers.Append(name, req.Header.Values(name)...)
 	}
+	headers.Append(requestIDHeader, req.Header.Values(requestIDHeader)...)
 	return metadata.NewIncomingContext(req.Context(), headers)
 }
 

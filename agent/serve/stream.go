@@ -103,7 +103,7 @@ func (s service) answerStreamQuery(ctx context.Context, req *oip.Request,
 	}
 	if a.err != nil {
 		req.Release()
-		s.countRefusedEarly("", "", a.err)
+		s.countRefusedEarly(ctx, "", "", a.err)
 		return a
 	}
 	// the intake has counted the query, and so has room for it

@@ -15,6 +15,20 @@ import (
 	"github.com/muster-serve/muster/api/tracing"
 )
 
+// requestIDHeader is the header in which proxies and clients give a query an id.
+const requestIDHeader = "x-request-id"
+
+// traceID is the id of the trace that the caller's headers name, else of this agent's own span; ""
+// without either.
+func traceID(ctx context.Context) string {
+	for _, ctx := range []context.Context{tracing.Extract(ctx), ctx} {
+		if id := trace.SpanContextFromContext(ctx).TraceID(); id.IsValid() {
+			return id.String()
+		}
+	}
+	return ""
+}
+
 // traceCall begins the span of a query that came by gRPC. The span is nil if there is no tracer.
 func (s *Server) traceCall(ctx context.Context, req *oip.Request,
 	arrival time.Time) (context.Context, trace.Span) {

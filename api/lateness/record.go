@@ -53,6 +53,17 @@ var causes = [Components]Cause{
 	LostToHost: Host, AwaitedLeader: Takeover, Unmeasured: Unknown,
 }
 
+// componentNames are the components' names in logs: those of their causes, but for a run as its
+// profile has it, which is the cause only where nothing else is.
+var componentNames = [Components]string{
+	AwaitedLane: "lane", LackedCPU: "cpu", WasThrottled: "throttled", AwaitedPages: "paging",
+	AwaitedGPU: "gpu", RanLong: "run", RanAsProfiled: "as_profiled", OnTheWay: "way",
+	ArrivedLate: "client", LostToHost: "host", AwaitedLeader: "takeover", Unmeasured: "unknown",
+}
+
+// String is the component's name in logs.
+func (c Component) String() string { return componentNames[c] }
+
 // Cause is why the query was late or failed; "" if it was answered in time. It is the cause of the
 // largest component without which the query would have been in time. If there is no such component,
 // it is Target where a run as the profile has it takes longer than the target, else Several. The

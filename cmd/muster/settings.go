@@ -152,6 +152,8 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.BoolVar(&s.Dashboard, "dashboard", s.Dashboard,
 		"serve a page that shows the fleet, under /dashboard/ on the address of --http")
 	fs.BoolVar(&s.Pprof, "pprof", s.Pprof, "serve Go's profiles on the metrics address")
+	fs.StringVar(&s.SlowLog, "slow-log", s.SlowLog,
+		"`file` to log queries in that were late, refused or failed, as JSON: a sample, with causes")
 	fs.StringVar(&s.logFormat, "log-format", "text", "log format: text, json")
 	fs.StringVar(&s.logLevel, "log-level", "info", "lowest level to log: debug, info, warn, error")
 	settings.Add(flags, fs)
