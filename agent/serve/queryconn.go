@@ -142,6 +142,9 @@ func (c *queryConns) answerQuery(q *queryConn, query *oip.StreamedQuery) error {
 	}
 	a.Remaining, a.HasRemaining = control.RemainingOf(call.trailer)
 	a.Spent = control.SpentBytes(call.trailer)
+	if load := call.trailer[loadTrailer]; len(load) == 1 {
+		a.Load = load[0]
+	}
 	return q.Answer(a)
 }
 

@@ -11,8 +11,10 @@ import (
 	"testing"
 	"time"
 
+	orcav3 "github.com/cncf/xds/go/xds/data/orca/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/agent/agenttest"
 	"github.com/muster-serve/muster/api/control"
@@ -91,6 +93,19 @@ func (q *queries) want(code codes.Code, text string, req *oip.Request, timeout t
 		q.t.Errorf("got the answer %v with code %v", a.Answer, s.Code())
 	}
 	return a
+}
+
+// TestQueryConnectionLoad: an answer has the load report that a call has as a trailer, so that clients
+// of several agents can balance by it.
+func TestQueryConnectionLoad(t *testing.T) {
+	a := agenttest.Start(t, agenttest.Config(t), agenttest.Emulated())
+	q := mustDialQueries(t, a, secure.ClientConfig{})
+	got := q.want(codes.OK, "", ncfQuery(1), 0)
+	defer got.Answer.Release()
+	var report orcav3.OrcaLoadReport
+	if err := proto.Unmarshal([]byte(got.Load), &report); err != nil || len(report.Utilization) != 1 {
+		t.Errorf("got the load %v with error %v, want the busy share of one type of lane", &report, err)
+	}
 }
 
 // TestQueryConnections: the queries of a connection are answered as calls are, one after another,

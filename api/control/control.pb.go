@@ -340,6 +340,7 @@ type StreamedAnswer struct {
 	// The worker's remaining time, as the trailer muster-remaining-ns has it.
 	RemainingNs   *int64 `protobuf:"varint,4,opt,name=remaining_ns,json=remainingNs,proto3,oneof" json:"remaining_ns,omitempty"`
 	Spent         []byte `protobuf:"bytes,40,opt,name=spent,proto3" json:"spent,omitempty"` // as the trailer muster-spent-bin has it
+	Load          []byte `protobuf:"bytes,41,opt,name=load,proto3" json:"load,omitempty"`   // as the trailer endpoint-load-metrics-bin has it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -405,6 +406,13 @@ func (x *StreamedAnswer) GetRemainingNs() int64 {
 func (x *StreamedAnswer) GetSpent() []byte {
 	if x != nil {
 		return x.Spent
+	}
+	return nil
+}
+
+func (x *StreamedAnswer) GetLoad() []byte {
+	if x != nil {
+		return x.Load
 	}
 	return nil
 }
@@ -8293,13 +8301,14 @@ const file_control_control_proto_rawDesc = "" +
 	"\n" +
 	"timeout_ns\x18\x03 \x01(\x03R\ttimeoutNs\x12\x1a\n" +
 	"\bmetadata\x18\x04 \x03(\fR\bmetadata\x122\n" +
-	"\x05query\x18\x05 \x01(\v2\x1c.inference.ModelInferRequestR\x05query\"\xbc\x01\n" +
+	"\x05query\x18\x05 \x01(\v2\x1c.inference.ModelInferRequestR\x05query\"\xd0\x01\n" +
 	"\x0eStreamedAnswer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05error\x18\x02 \x01(\fR\x05error\x125\n" +
 	"\x06answer\x18\x03 \x01(\v2\x1d.inference.ModelInferResponseR\x06answer\x12&\n" +
 	"\fremaining_ns\x18\x04 \x01(\x03H\x00R\vremainingNs\x88\x01\x01\x12\x14\n" +
-	"\x05spent\x18( \x01(\fR\x05spentB\x0f\n" +
+	"\x05spent\x18( \x01(\fR\x05spent\x12\x12\n" +
+	"\x04load\x18) \x01(\fR\x04loadB\x0f\n" +
 	"\r_remaining_ns\"\x11\n" +
 	"\x0fDescribeRequest\"\xb9\x03\n" +
 	"\aRelease\x12\x14\n" +

@@ -43,10 +43,16 @@ type StreamedAnswer struct {
 	// Spent is where the query's time at the worker went, in the form of package lateness; nil if
 	// the answer does not tell it.
 	Spent []byte
+	// Load is the agent's load report, an OrcaLoadReport in the form of the trailer
+	// endpoint-load-metrics-bin; empty if the answer has none.
+	Load string
 }
 
 // maxSpent bounds the bytes of StreamedAnswer's Spent: some dozen numbers.
 const maxSpent = 512
+
+// maxLoad bounds the bytes of StreamedAnswer's Load: some numbers, and names of types of lanes.
+const maxLoad = 4 << 10
 
 // maxMetadata bounds the names and values of a query on a stream.
 const maxMetadata = 64
@@ -277,6 +283,10 @@ func (a *StreamedAnswer) AppendHead(b []byte) ([]byte, error) {
 		e.writeLength(40, len(a.Spent))
 		e.buf = append(e.buf, a.Spent...)
 	}
+	if a.Load != "" {
+		e.writeLength(41, len(a.Load))
+		e.buf = append(e.buf, a.Load...)
+	}
 	return e.buf, nil
 }
 
@@ -324,6 +334,12 @@ func (a *StreamedAnswer) unmarshal(data mem.BufferSlice) error {
 			if of, err = c.readMessage(); err == nil && of.bytesLeft() <= maxSpent {
 				a.Spent = make([]byte, of.bytesLeft())
 				of.copyTo(a.Spent)
+			}
+		case num == 41 && typ == protowire.BytesType:
+			if of, err = c.readMessage(); err == nil && of.bytesLeft() <= maxLoad {
+				b := make([]byte, of.bytesLeft())
+				of.copyTo(b)
+				a.Load = string(b)
 			}
 		default:
 			return false, nil
