@@ -11,17 +11,7 @@ cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- amd64 arm64
 images=()
 for arch in "$@"; do
-  case $arch in
-  amd64) cc=${CC_amd64:-x86_64-linux-gnu-gcc} ;;
-  arm64) cc=${CC_arm64:-aarch64-linux-gnu-gcc} ;;
-  *) echo "image: no image for $arch: amd64 and arm64 are known" >&2; exit 1 ;;
-  esac
-  if [ "$arch" = "$(go env GOHOSTARCH)" ]; then cc=$(go env CC); fi
-  if ! command -v "$cc" >/dev/null; then
-    echo "image: no C compiler $cc for $arch: install one (apt-get install gcc-${cc%-gcc})," \
-      "or name one as CC_$arch, or make the image of one architecture: make image ARCHS=amd64" >&2
-    exit 1
-  fi
+  cc=$(scripts/compiler.sh "$arch")
   dir=build/image/$arch
   mkdir -p "$dir"
   if [ ! -d "$dir/debs" ]; then

@@ -34,17 +34,7 @@ gzip -9n "$share"/man1/* "$share"/doc/*
 
 [ $# -gt 0 ] || set -- amd64 arm64
 for arch in "$@"; do
-  case $arch in
-  amd64) cc=${CC_amd64:-x86_64-linux-gnu-gcc} ;;
-  arm64) cc=${CC_arm64:-aarch64-linux-gnu-gcc} ;;
-  *) echo "packages: no packages for $arch: amd64 and arm64 are known" >&2; exit 1 ;;
-  esac
-  if [ "$arch" = "$(go env GOHOSTARCH)" ]; then cc=$(go env CC); fi
-  if ! command -v "$cc" >/dev/null; then
-    echo "packages: no C compiler $cc for $arch: install one (apt-get install gcc-${cc%-gcc})," \
-      "or name one as CC_$arch" >&2
-    exit 1
-  fi
+  cc=$(scripts/compiler.sh "$arch")
   scripts/fetch-onnxruntime.sh "$arch"
   mkdir -p "$out/$arch"
   CC=$cc CGO_ENABLED=1 GOARCH=$arch go build -trimpath -buildvcs=auto -tags embed_onnxruntime -ldflags='-s -w' \
