@@ -108,8 +108,9 @@ causes: build
 chaos: build
 	@$(FLEET) -run '^TestChaos$$' -timeout 0 $(CHAOS_FLAGS)
 
-# Holds cloud/ec2 and bin/muster-ec2 against moto, a program that answers like AWS.
-moto: muster-ec2
+# Holds cloud/ec2, bin/muster-ec2 and the stack of deploy/ec2 against moto, a program that answers like
+# AWS.
+moto: build muster-ec2
 	@scripts/moto.sh
 
 # Holds models/store/remote against Azurite and fake-gcs-server, which answer like Azure and Google.

@@ -1,18 +1,12 @@
 package deploy
 
 import (
-	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
-
-	"go.yaml.in/yaml/v3"
-
-	"github.com/muster-serve/muster/cloud/ec2"
-	"github.com/muster-serve/muster/cloud/policy"
 )
 
 // TestReturn: a rented machine powers off once its agent has ended by itself; not when it failed, and
@@ -88,79 +82,9 @@ func TestSecretsAreTriedAgain(t *testing.T) {
 	}
 }
 
-// TestEC2Files: what a reader of docs/ec2.md is given can be read by what it is for, and fits
-// together.
+// TestEC2Files: the image has the units and scripts that user data and units name. `make moto` makes
+// the stack.
 func TestEC2Files(t *testing.T) {
-	fleet, _, err := policy.Read("ec2/fleet.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := ec2.Settings(*fleet.EC2).Validate(); err != nil {
-		t.Error(err)
-	}
-	var template struct {
-		LaunchTemplateName string
-		LaunchTemplateData struct {
-			InstanceInitiatedShutdownBehavior string
-			MetadataOptions                   struct{ HttpTokens, InstanceMetadataTags string }
-			TagSpecifications                 []struct {
-				ResourceType string
-				Tags         []struct{ Key, Value string }
-			}
-		}
-	}
-	if err := json.Unmarshal([]byte(read(t, "ec2/launch-template.json")), &template); err != nil {
-		t.Fatal(err)
-	}
-	data := template.LaunchTemplateData
-	if template.LaunchTemplateName != fleet.EC2.Template ||
-		data.InstanceInitiatedShutdownBehavior != "terminate" ||
-		data.MetadataOptions.HttpTokens != "required" ||
-		data.MetadataOptions.InstanceMetadataTags != "enabled" ||
-		data.TagSpecifications[0].Tags[0].Value != fleet.Fleet {
-		t.Errorf("the launch template is %+v", template)
-	}
-	var policy struct{ Statement []struct{ Resource []string } }
-	if err := json.Unmarshal([]byte(read(t, "ec2/worker-policy.json")), &policy); err != nil {
-		t.Fatal(err)
-	}
-	secrets := read(t, "ec2/secrets.sh")
-	for _, resource := range policy.Statement[0].Resource {
-		name := resource[strings.LastIndex(resource, "/")+1:]
-		if !strings.Contains(secrets, name) {
-			t.Errorf("secrets.sh does not fetch %s", name)
-		}
-	}
-	var data2 struct {
-		WriteFiles []struct{ Path, Content string } `yaml:"write_files"`
-		RunCmd     []string                         `yaml:"runcmd"`
-	}
-	if err := yaml.Unmarshal([]byte(read(t, "ec2/user-data.yaml")), &data2); err != nil {
-		t.Fatal(err)
-	}
-	settings := regexp.MustCompile(`(?:fs\.\w+Var\(|lists\.Var\(fs, )[^,]+, "([a-z0-9-]+)"`)
-	known := map[string]bool{}
-	for _, found := range settings.FindAllStringSubmatch(read(t, "../cmd/muster/settings.go"), -1) {
-		known[found[1]] = true
-	}
-	for name, text := range map[string]string{
-		"user-data.yaml": data2.WriteFiles[0].Content, "keeper.yaml": read(t, "ec2/keeper.yaml"),
-	} {
-		var agent map[string]any
-		if err := yaml.Unmarshal([]byte(text), &agent); err != nil {
-			t.Fatal(err)
-		}
-		for key := range agent {
-			if !known[key] {
-				t.Errorf("%s: an agent has no setting %s", name, key)
-			}
-		}
-		if rents := agent["rent"] != nil; rents != (name == "keeper.yaml") ||
-			(agent["leader"] == "never") == rents || (agent["rented"] == "ec2") == rents {
-			t.Errorf("%s: %v", name, agent)
-		}
-	}
-	// The image has the units and scripts that user data and units name.
 	image := read(t, "ec2/muster.pkr.hcl")
 	for _, name := range []string{
 		"return.sh", "secrets.sh", "muster-secrets.service", "rented.conf",

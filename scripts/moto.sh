@@ -2,7 +2,7 @@
 # Holds cloud/ec2 and models/store/remote against moto, a program that answers like AWS, on a loopback
 # port. Between cloud/ec2 and moto stands the proxy of the test, which adds what moto lacks: client
 # tokens, shortage, throttling and answers that are lost. The tests start bin/muster-ec2, too, as an
-# agent does. `make moto` calls it.
+# agent does. The last one makes the stack of deploy/ec2. `make moto` calls it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,3 +23,4 @@ for _ in $(seq 300); do
 done
 export MUSTER_EC2=$PWD/bin/muster-ec2 MOTO_URL=$url
 go test -trimpath -vet=off -count=1 -timeout 240s -run '^TestMoto$' -v ./cloud/ec2 ./models/store/remote
+"$commands/python" scripts/test/stack/stack.py --moto "$url"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Brings the fleet's key of gossip and the agent's certificate from SSM's Parameter Store into memory
 # (muster-secrets.service), for muster.service, which reads them as the group muster-keys. The
-# machine's role may read these three parameters alone (worker-policy.json). It fails if one of them
+# machine's role may read these three parameters alone (stack.yaml). It fails if one of them
 # cannot be had, and the service tries again.
 set -eu
 
@@ -10,7 +10,7 @@ get() { curl --silent --show-error --fail --max-time 10 "$@"; } # nothing else b
 token=$(get --request PUT --header "X-aws-ec2-metadata-token-ttl-seconds: 300" "$metadata/api/token")
 ask() { get --header "X-aws-ec2-metadata-token: $token" "$metadata/meta-data/$1"; }
 
-fleet=$(ask tags/instance/muster:fleet)
+fleet=${MUSTER_FLEET:-$(ask tags/instance/muster:fleet)} # keepers carry no tag
 AWS_REGION=$(ask placement/region)
 export AWS_REGION
 
