@@ -151,13 +151,13 @@ type Config struct {
 	// ranker consists of; see package roles. Without any of them the names of the model's
 	// dimensions tell it, unless NeverSentOnce is set.
 	Ragged        []roles.Feature
-	SizeOf        Size
+	SizeOf        SizeDimension
 	SentOnce      []string // inputs of the user
 	NeverSentOnce bool
 	// Inputs and Outputs may name some or all inputs and outputs of the model, to add id bounds and
 	// shapes. Data types and shapes that they give must agree with the model's.
-	Inputs  []Port
-	Outputs []Port
+	Inputs  []TensorSpec
+	Outputs []TensorSpec
 	// Batchless is whether the tensors have no batch dimension although their first one may be
 	// dynamic (`max_batch_size: 0` in config.pbtxt).
 	Batchless bool

@@ -64,12 +64,13 @@ func TestParseConfig(t *testing.T) {
 			Versions: VersionPolicy{Latest: 2},
 			Family:   "ctr", Accuracy: 0.93, Score: .8378, Metric: AUC,
 			Measured: Measurement{Against: "rows.csv", Rows: 200_000, Seed: 1, Error: .0012},
-			Inputs: []Port{
+			Inputs: []TensorSpec{
 				{Name: "dense", DataType: tensor.FP32, Shape: []int64{Dynamic, 512}},
 				{Name: "ids", IDBounds: []int64{1000, 20, 3}},
 			},
-			Outputs: []Port{{Name: "score", DataType: tensor.FP32, Shape: []int64{Dynamic, 1}}},
-			Tables:  []EmbeddingTable{{Name: "table_0", Rows: 1000, Dim: 32, Lookups: 1}},
+			Outputs: []TensorSpec{{Name: "score", DataType: tensor.FP32, Shape: []int64{Dynamic,
+				1}}},
+			Tables: []EmbeddingTable{{Name: "table_0", Rows: 1000, Dim: 32, Lookups: 1}},
 			Generated: &Provenance{
 				Generator: "muster zoo 1", Architecture: "paper", Scale: "1/16", Seed: 1<<64 - 1,
 				From: "wnd", Variant: "int8",
@@ -245,7 +246,7 @@ func TestValidate(t *testing.T) {
 		"min_accuracy is 2":          func(c *Config) { c.Family, c.MinAccuracy = "f", 2 },
 		"without a family":           func(c *Config) { c.MinAccuracy = .9 },
 		`id bound 1 of input "ids" is 0`: func(c *Config) {
-			c.Inputs = []Port{
+			c.Inputs = []TensorSpec{
 				{Name: "ids", IDBounds: []int64{1, 0}},
 			}
 		},
@@ -352,7 +353,7 @@ func TestPortBounds(t *testing.T) {
 		{given: []int64{7}, tables: []int64{0, 5}, want: []int64{7, 5}, high: 5, limited: true},
 		{given: []int64{7, 3}, tables: []int64{5}, want: []int64{5, 3}, high: 3, limited: true},
 	} {
-		p := Port{IDBounds: tt.given, InferredBounds: tt.tables}
+		p := TensorSpec{IDBounds: tt.given, InferredBounds: tt.tables}
 		low, high, limited := p.IDRange(1)
 		if got := p.Bounds(); !slices.Equal(got, tt.want) || low != tt.low || high != tt.high ||
 			limited != tt.limited {

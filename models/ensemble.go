@@ -55,9 +55,9 @@ func readEnsemble(dir, model string, number int64, c Config) (*Version, error) {
 
 // declaredPorts returns the inputs or outputs of an ensemble: what its files say of each name.
 // There is no model to know more.
-func declaredPorts(role string, said []Port) (ports []Port, errs []error) {
+func declaredPorts(role string, said []TensorSpec) (ports []TensorSpec, errs []error) {
 	for _, s := range said {
-		i := slices.IndexFunc(ports, func(p Port) bool { return p.Name == s.Name })
+		i := slices.IndexFunc(ports, func(p TensorSpec) bool { return p.Name == s.Name })
 		if i < 0 {
 			if s.DataType == "" || s.Shape == nil {
 				errs = append(errs, fmt.Errorf("%s %q: got data_type %q and dims %v, expected both",
@@ -86,7 +86,7 @@ func declaredPorts(role string, said []Port) (ports []Port, errs []error) {
 
 // A madeTensor is a tensor of an ensemble.
 type madeTensor struct {
-	Port
+	TensorSpec
 	by   string // the step that makes it, for errors
 	used bool
 }
@@ -114,7 +114,7 @@ func (v *Version) assembleSteps(dir string) error {
 	}
 	tensors := map[string]*madeTensor{}
 	for _, p := range v.Inputs {
-		tensors[p.Name] = &madeTensor{Port: p, by: "the ensemble's inputs"}
+		tensors[p.Name] = &madeTensor{TensorSpec: p, by: "the ensemble's inputs"}
 	}
 	for len(waiting) > 0 {
 		i := slices.IndexFunc(waiting, func(s namedStep) bool {
@@ -133,10 +133,10 @@ func (v *Version) assembleSteps(dir string) error {
 	for _, p := range v.Outputs {
 		made := tensors[p.Name]
 		if made == nil || slices.ContainsFunc(v.Inputs,
-			func(in Port) bool { return in.Name == p.Name }) {
+			func(in TensorSpec) bool { return in.Name == p.Name }) {
 			return fmt.Errorf("output %q: no step makes it", p.Name)
 		}
-		if err := checkFits(p, made.Port); err != nil {
+		if err := checkFits(p, made.TensorSpec); err != nil {
 			return fmt.Errorf("output %q, which %s makes: %w", p.Name, made.by, err)
 		}
 	}
@@ -144,7 +144,7 @@ func (v *Version) assembleSteps(dir string) error {
 		if !tensors[p.Name].used {
 			return fmt.Errorf("input %q: no step uses it", p.Name)
 		}
-		t := &tensors[p.Name].Port
+		t := &tensors[p.Name].TensorSpec
 		v.Inputs[i].Shape = t.Shape
 		v.Inputs[i].IDBounds, v.Inputs[i].InferredBounds = t.IDBounds, t.InferredBounds
 	}
@@ -219,10 +219,10 @@ func (v *Version) step(dir string, said *triton.ModelEnsembling_Step) (Step, err
 
 // mapNames returns the tensors' names that a map has for the ports of a model, in their order; ""
 // for a port that is not there.
-func mapNames(role string, ports []Port, names map[string]string) ([]string, error) {
+func mapNames(role string, ports []TensorSpec, names map[string]string) ([]string, error) {
 	all := make([]string, len(ports))
 	for _, key := range slices.Sorted(maps.Keys(names)) {
-		i := slices.IndexFunc(ports, func(p Port) bool { return p.Name == key })
+		i := slices.IndexFunc(ports, func(p TensorSpec) bool { return p.Name == key })
 		if i < 0 {
 			var have []string
 			for _, p := range ports {
@@ -246,7 +246,7 @@ func (s *namedStep) run(tensors map[string]*madeTensor) error {
 			continue
 		}
 		t, p := tensors[name], s.Version.Inputs[i]
-		if err := checkFits(p, t.Port); err != nil {
+		if err := checkFits(p, t.TensorSpec); err != nil {
 			return fmt.Errorf("input %q gets tensor %q of %s: %w", p.Name, name, t.by, err)
 		}
 		t.used = true
@@ -262,13 +262,13 @@ func (s *namedStep) run(tensors map[string]*madeTensor) error {
 			return fmt.Errorf("output %q makes tensor %q, which %s makes too",
 				s.Version.Outputs[i].Name, name, t.by)
 		}
-		tensors[name] = &madeTensor{Port: s.Version.Outputs[i], by: s.name}
+		tensors[name] = &madeTensor{TensorSpec: s.Version.Outputs[i], by: s.name}
 	}
 	return nil
 }
 
 // checkFits returns an error unless a tensor that is as made can be one as wanted.
-func checkFits(wanted, made Port) error {
+func checkFits(wanted, made TensorSpec) error {
 	if wanted.DataType != made.DataType {
 		return fmt.Errorf("it is %s, expected %s", made.DataType, wanted.DataType)
 	}

@@ -150,10 +150,10 @@ func (v *Version) Misfit(other *Version) string {
 
 // describePortDifferences returns how the ports theirs differ from ours, those of model; empty if
 // they do not. Their order does not count, as queries name them.
-func describePortDifferences(role, model string, ours, theirs []Port) string {
+func describePortDifferences(role, model string, ours, theirs []TensorSpec) string {
 	rest := slices.Clone(theirs)
 	for _, p := range ours {
-		i := slices.IndexFunc(rest, func(other Port) bool { return other.Name == p.Name })
+		i := slices.IndexFunc(rest, func(other TensorSpec) bool { return other.Name == p.Name })
 		if i < 0 {
 			return fmt.Sprintf("it has no %s %q, as %s does", role, p.Name, model)
 		}

@@ -17,13 +17,13 @@ import (
 func member(name string, accuracy float64, change func(*Version)) *Version {
 	v := &Version{
 		Model: name, Number: 1, Config: DefaultConfig(),
-		Inputs: []Port{
+		Inputs: []TensorSpec{
 			{Name: "dense", DataType: tensor.FP32, Shape: []int64{Dynamic, 6}},
 			{Name: "ids", DataType: tensor.Int64, Shape: []int64{Dynamic, 4}, IDBounds: []int64{
 				50,
 			}},
 		},
-		Outputs: []Port{{Name: "p", DataType: tensor.FP32, Shape: []int64{Dynamic, 1}}},
+		Outputs: []TensorSpec{{Name: "p", DataType: tensor.FP32, Shape: []int64{Dynamic, 1}}},
 	}
 	v.Config.Family, v.Config.Accuracy = "ctr", accuracy
 	if change != nil {
@@ -51,7 +51,7 @@ func TestFamilies(t *testing.T) {
 		member("strict", .99, func(v *Version) { v.Config.Late = LateReject }),
 		member("less", .99, func(v *Version) { v.Inputs = v.Inputs[:1] }),
 		member("more", .99, func(v *Version) {
-			v.Outputs = append(v.Outputs, Port{Name: "q", DataType: tensor.FP32})
+			v.Outputs = append(v.Outputs, TensorSpec{Name: "q", DataType: tensor.FP32})
 		}),
 		member("wide", .99, func(v *Version) { v.Inputs[0].Shape = []int64{Dynamic, 7} }),
 		member("half", .99, func(v *Version) { v.Outputs[0].DataType = tensor.FP16 }),
@@ -271,8 +271,9 @@ measured: {against: rows.csv, rows: 1000, seed: 1, error: 0.001235}
 
 // The accuracies of a family follow the score of the model that gave the labels, or the best score.
 func TestRerate(t *testing.T) {
-	port := func(name string) []onnx.Port {
-		return []onnx.Port{{Name: name, DataType: tensor.FP32, Shape: []int64{Dynamic, 1}}}
+	port := func(name string) []onnx.ValueDescription {
+		return []onnx.ValueDescription{{Name: name, DataType: tensor.FP32, Shape: []int64{Dynamic,
+			1}}}
 	}
 	m := onnx.Model{Inputs: port("x"), Outputs: port("y"), Nodes: []onnx.Node{
 		{Op: "Relu", Inputs: []string{"x"}, Outputs: []string{"y"}},

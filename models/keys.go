@@ -281,13 +281,13 @@ func (p *parser) modelKeys(c *Config, g *givenValues) []document.Key {
 			Name: "inputs", Type: "list", Default: "those of the model",
 			Meaning: "what is said of inputs must agree with the model.",
 			Read:    func(key string, v *yaml.Node) { p.readPorts(key, v, true, &g.inputs) },
-			Keys:    p.portKeys(new(Port), true), Of: "[]",
+			Keys:    p.portKeys(new(TensorSpec), true), Of: "[]",
 		},
 		{
 			Name: "outputs", Type: "list", Default: "those of the model",
 			Meaning: "what is said of outputs must agree with the model.",
 			Read:    func(key string, v *yaml.Node) { p.readPorts(key, v, false, &g.outputs) },
-			Keys:    p.portKeys(new(Port), false), Of: "[]",
+			Keys:    p.portKeys(new(TensorSpec), false), Of: "[]",
 		},
 		{
 			Name: "family", Type: "name, as a model has it",
@@ -375,7 +375,7 @@ func (p *parser) versionKeys(policy *VersionPolicy) []document.Key {
 	}}
 }
 
-func (p *parser) portKeys(port *Port, isInput bool) []document.Key {
+func (p *parser) portKeys(port *TensorSpec, isInput bool) []document.Key {
 	keys := []document.Key{
 		{
 			Name: "name", Type: anyText, Meaning: "the tensor's. It must be given.",

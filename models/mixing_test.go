@@ -13,8 +13,9 @@ import (
 // TestNoteOfMixedRows: what mixes rows is named if the settings say that they are independent, and
 // nothing is said of a model that keeps them apart or of an operator that is not known.
 func TestNoteOfMixedRows(t *testing.T) {
-	port := func(name string) []onnx.Port {
-		return []onnx.Port{{Name: name, DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 4}}}
+	port := func(name string) []onnx.ValueDescription {
+		return []onnx.ValueDescription{{Name: name, DataType: tensor.FP32,
+			Shape: []int64{onnx.Dynamic, 4}}}
 	}
 	node := func(op, in, out string, attributes ...onnx.Attribute) onnx.Node {
 		return onnx.Node{Op: op, Name: out, Inputs: []string{in}, Outputs: []string{out},

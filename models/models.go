@@ -26,8 +26,8 @@ const (
 	ModelFile  = "model.onnx"
 )
 
-// A Port is an input or an output of a model.
-type Port struct {
+// A TensorSpec is an input or an output of a model.
+type TensorSpec struct {
 	Name     string
 	DataType tensor.DataType
 	// Shape is the size of each dimension, or Dynamic. Unless the version is batchless, the first
@@ -49,7 +49,8 @@ type Port struct {
 	// ModelShape is the shape that the model gets or gives in place of Shape (reshape in
 	// config.pbtxt), with dynamic dimensions as [Port.Reshape] says; nil: Shape.
 	ModelShape []int64
-	// Labels name the columns of an output that the model's file declares as maps; see [onnx.Port].
+	// Labels name the columns of an output that the model's file declares as maps; see
+	// [onnx.ValueDescription].
 	Labels []string
 	// Varies is whether an output may have another shape than Shape says: its file fixes the first
 	// dimension, beside outputs with a row for each item.
@@ -59,11 +60,11 @@ type Port struct {
 }
 
 // IsScalar reports whether the tensor has no dimensions. Such an input is the same for all items.
-func (p *Port) IsScalar() bool { return p.Shape != nil && len(p.Shape) == 0 }
+func (p *TensorSpec) IsScalar() bool { return p.Shape != nil && len(p.Shape) == 0 }
 
 // HasRows reports whether the first dimension of the tensors of a version that is not batchless is
 // the batch size.
-func (p *Port) HasRows() bool {
+func (p *TensorSpec) HasRows() bool {
 	return !p.Whole && !p.IsScalar() && (p.Role == "" || p.Role == roles.Row)
 }
 
@@ -108,7 +109,7 @@ func countDynamic(shape []int64) (n int) {
 
 // Bounds returns a bound above every id that the input takes, by indices as in IDBounds; nil if one
 // of them has none. The ids from 0 on below it are valid.
-func (p *Port) Bounds() []int64 {
+func (p *TensorSpec) Bounds() []int64 {
 	all := LeastBounds(p.IDBounds, p.InferredBounds)
 	if slices.Contains(all, 0) {
 		return nil
@@ -118,7 +119,7 @@ func (p *Port) Bounds() []int64 {
 
 // IDRange returns the range of the values at index i of the second dimension: low <= v < high. It
 // returns false if they may be any.
-func (p *Port) IDRange(i int) (low, high int64, ok bool) {
+func (p *TensorSpec) IDRange(i int) (low, high int64, ok bool) {
 	at := func(bounds []int64) int64 {
 		if len(bounds) == 0 {
 			return 0
@@ -145,8 +146,8 @@ type Version struct {
 	// Steps are those of an ensemble, in an order in which they can run; nil for a model that is a
 	// file.
 	Steps   []Step
-	Inputs  []Port
-	Outputs []Port
+	Inputs  []TensorSpec
+	Outputs []TensorSpec
 	// Batchless is whether the tensors have no batch dimension. A query then is one item, whatever
 	// its shapes, and neither runs in pieces nor with others; Config.LargestBatchSize is 1.
 	Batchless bool
@@ -267,7 +268,7 @@ func (v *Version) noteMixing(s *onnx.Signature) {
 // checkInputs returns an error for each input whose shape nobody says, and for what is more than a
 // query may have.
 func (v *Version) checkInputs() (errs []error) {
-	for role, ports := range map[string][]Port{"input": v.Inputs, "output": v.Outputs} {
+	for role, ports := range map[string][]TensorSpec{"input": v.Inputs, "output": v.Outputs} {
 		if n := len(ports); n > tensor.MaxCount {
 			errs = append(errs, fmt.Errorf("the model has %d %ss, expected at most %d", n, role,
 				tensor.MaxCount))
@@ -293,7 +294,7 @@ func (v *Version) checkInputs() (errs []error) {
 // keepWhole makes the rows of a version with scalars or optional inputs dependent on each other:
 // what comes in without rows is of one query, and a scalar that comes out is made of all its rows.
 func (v *Version) keepWhole() {
-	i := slices.IndexFunc(slices.Concat(v.Inputs, v.Outputs), func(p Port) bool {
+	i := slices.IndexFunc(slices.Concat(v.Inputs, v.Outputs), func(p TensorSpec) bool {
 		if v.Roles != nil { // which say what belongs to whom
 			return p.Role == roles.Query && slices.Contains(v.Roles.Outputs, roles.Port{
 				Name: p.Name, Role: p.Role,
@@ -314,7 +315,7 @@ func (v *Version) keepWhole() {
 // freeFirst returns a model's outputs with a dynamic first dimension where the file says 1, beside
 // outputs that have a row for each item: exporters write so of an output with one element a row.
 // batchless says that there are no rows.
-func freeFirst(outputs []onnx.Port, batchless bool) []onnx.Port {
+func freeFirst(outputs []onnx.ValueDescription, batchless bool) []onnx.ValueDescription {
 	if batchless {
 		return outputs
 	}
@@ -383,11 +384,11 @@ func (v *Version) setInputs(s *onnx.Signature, whole bool) (errs []error) {
 // chooseOptional returns the inputs with a default that a query may give: those that the settings
 // name, and if they are few and small all of them. Those of a model whose rows are independent are
 // its weights, unless the settings name them: an input without rows would end that.
-func (v *Version) chooseOptional(s *onnx.Signature) (optional []onnx.Port) {
+func (v *Version) chooseOptional(s *onnx.Signature) (optional []onnx.ValueDescription) {
 	var others []string
 	for _, p := range s.Defaults {
 		named := slices.ContainsFunc(v.Config.Inputs,
-			func(in Port) bool { return in.Name == p.Name })
+			func(in TensorSpec) bool { return in.Name == p.Name })
 		n, err := tensor.Elements(p.Shape)
 		small := s.IRVersion >= declaresOptional && len(s.Defaults) <= maxOptional &&
 			!v.Config.RowsIndependent &&
@@ -412,7 +413,7 @@ func (v *Version) chooseOptional(s *onnx.Signature) (optional []onnx.Port) {
 
 // withoutRows returns what is said of inputs with the first dimension of optional ones as their
 // model fixes it, where the settings have the batch size.
-func withoutRows(said []Port, optional []onnx.Port) []Port {
+func withoutRows(said []TensorSpec, optional []onnx.ValueDescription) []TensorSpec {
 	said = slices.Clone(said)
 	for i := range said {
 		for _, p := range optional {
@@ -618,11 +619,12 @@ func (c *Config) noteOutside(path, outside string) {
 
 // mergePorts returns the model's ports (have) with the id bounds and shapes that its configuration
 // adds (said), and an error for each contradiction. role is "input" or "output".
-func mergePorts(role string, have []onnx.Port, said []Port, batchless bool) ([]Port, []error) {
-	ports := make([]Port, len(have))
+func mergePorts(role string, have []onnx.ValueDescription, said []TensorSpec,
+	batchless bool) ([]TensorSpec, []error) {
+	ports := make([]TensorSpec, len(have))
 	names := make([]string, len(have))
 	for i, p := range have {
-		ports[i] = Port{Name: p.Name, DataType: p.DataType, Shape: p.Shape}
+		ports[i] = TensorSpec{Name: p.Name, DataType: p.DataType, Shape: p.Shape}
 		names[i] = p.Name
 	}
 	var errs []error
@@ -686,7 +688,7 @@ func isNarrower(said, have []int64, batchless bool) bool {
 
 // checkBounds checks that id bounds are possible for p: it holds integers, and there is one bound,
 // or one for each index of the second dimension.
-func checkBounds(p Port, bounds []int64) error {
+func checkBounds(p TensorSpec, bounds []int64) error {
 	switch p.DataType {
 	case tensor.Int8, tensor.Int16, tensor.Int32, tensor.Int64, tensor.Uint8, tensor.Uint16,
 		tensor.Uint32, tensor.Uint64:

@@ -30,11 +30,11 @@ func TestRepositoryWithONNXRuntime(t *testing.T) {
 	}
 	generate(dir, 1)
 
-	events := make(chan models.Event, 100) // more than there will be
+	events := make(chan models.VersionEvent, 100) // more than there will be
 	r, err := models.Open(dir, func(ctx context.Context, v *models.Version) (runtime.Model, error) {
 		return ort.Load(ctx, v)
 	}, models.Options{
-		PollInterval: 5 * time.Millisecond, OnEvent: func(e models.Event) { events <- e },
+		PollInterval: 5 * time.Millisecond, OnEvent: func(e models.VersionEvent) { events <- e },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -49,7 +49,7 @@ func TestRepositoryWithONNXRuntime(t *testing.T) {
 		}
 	}()
 	// await waits for the end of a version's load.
-	await := func(version int64) models.Event {
+	await := func(version int64) models.VersionEvent {
 		t.Helper()
 		for e := range events {
 			if e.Version == version && (e.LoadTime > 0 || e.Err != nil) {

@@ -121,7 +121,7 @@ func (r *tritonReader) read(t *triton.ModelConfig, model string) {
 		rest := r.rest.Output[i]
 		rest.Name, rest.DataType, rest.Dims, rest.Reshape = "", 0, nil, nil
 	}
-	shaped := func(p Port) bool { return p.Shape != nil }
+	shaped := func(p TensorSpec) bool { return p.Shape != nil }
 	c.Batchless = most == 0 && (c.Ensemble != nil || slices.ContainsFunc(c.Inputs, shaped) ||
 		slices.ContainsFunc(c.Outputs, shaped))
 	r.readBatching(t, most)
@@ -216,11 +216,11 @@ func (r *tritonReader) readVersionPolicy(p *triton.ModelVersionPolicy) {
 
 // readPort reads an input or output. batched says whether dims and reshape lack the batch size.
 func (r *tritonReader) readPort(role, name string, d triton.DataType, dims []int64,
-	reshape *triton.ModelTensorReshape, batched bool) Port {
+	reshape *triton.ModelTensorReshape, batched bool) TensorSpec {
 	if name == "" {
 		r.fault("%s: has no name", role)
 	}
-	p := Port{Name: name, DataType: dataType(d)}
+	p := TensorSpec{Name: name, DataType: dataType(d)}
 	if d != triton.DataType_TYPE_INVALID && !p.DataType.Valid() {
 		r.fault("%s %q: data_type is %s, expected a type such as TYPE_FP32", role, name, d)
 	}
@@ -243,7 +243,8 @@ func (r *tritonReader) readPort(role, name string, d triton.DataType, dims []int
 		return p
 	}
 	to := reshape.GetShape()
-	if len(dims) == 0 || countDynamic(dims) != countDynamic(to) || fixedSize(dims) != fixedSize(to) ||
+	if len(dims) == 0 || countDynamic(dims) != countDynamic(to) ||
+		fixedSize(dims) != fixedSize(to) ||
 		slices.ContainsFunc(to, func(d int64) bool { return d < 1 && d != Dynamic }) {
 		r.fault("%s %q: reshape of dims %v to %v, expected as many elements, and as many dimensions of "+
 			"-1", role, name, dims, to)

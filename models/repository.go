@@ -60,8 +60,8 @@ type Status struct {
 	Failed bool
 }
 
-// An Event is a change of a version's state or reason.
-type Event struct {
+// An VersionEvent is a change of a version's state or reason.
+type VersionEvent struct {
 	Status
 	// LoadTime is how long loading and warming took; above 0 only in the event of a load that
 	// succeeded.
@@ -115,7 +115,7 @@ type Options struct {
 	Admit func(ctx context.Context, v *Version) error
 	// OnEvent is called for each change of a version's state, one call at a time, with the
 	// repository locked: it must return soon and must not call the repository. Default none.
-	OnEvent func(Event)
+	OnEvent func(VersionEvent)
 }
 
 // A Repository loads the models of a directory, follows changes of the files, and hands the loaded
@@ -242,7 +242,7 @@ func Open[M io.Closer](dir string, load Loader[M], options Options) (*Repository
 		options.Logger = slog.New(slog.DiscardHandler)
 	}
 	if options.OnEvent == nil {
-		options.OnEvent = func(Event) {}
+		options.OnEvent = func(VersionEvent) {}
 	}
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -1018,7 +1018,7 @@ func (r *Repository[M]) finishLoad(ctx context.Context, l *versionLoad[M], loade
 		r.options.Logger.Error("model not loaded", "model", m.name, "version", v.number, "error",
 			err, "older_load_serves", v.loaded != nil, "event", "broken")
 		m.chooseVersions()
-		r.reportEvent(m, v, Event{Err: err})
+		r.reportEvent(m, v, VersionEvent{Err: err})
 	default:
 		r.retireVersion(m, v, "") // the load before, which the new one replaces
 		v.loaded, v.loadedAs, v.failure, v.took = loaded, l.files, nil, took
@@ -1026,7 +1026,7 @@ func (r *Repository[M]) finishLoad(ctx context.Context, l *versionLoad[M], loade
 		r.options.Logger.Info("model ready", "model", m.name, "version", v.number, "took_ms",
 			took.Milliseconds(), "event", "loaded")
 		m.chooseVersions()
-		r.reportEvent(m, v, Event{LoadTime: max(took, 1)})
+		r.reportEvent(m, v, VersionEvent{LoadTime: max(took, 1)})
 	}
 	r.update()
 	r.letOtherLoadsPass(l)
@@ -1102,7 +1102,7 @@ func (r *Repository[M]) update() {
 		for _, v := range slices.Backward(m.order) {
 			gone := v.found == (fingerprint{}) && v.loaded == nil && !v.loading && v.retiring == 0
 			if gone || r.statusOf(m, v) != v.told {
-				r.reportEvent(m, v, Event{Gone: gone})
+				r.reportEvent(m, v, VersionEvent{Gone: gone})
 			}
 			if gone {
 				delete(m.versions, v.number)
@@ -1141,7 +1141,7 @@ func (r *Repository[M]) publishServing() {
 }
 
 // reportEvent reports v's status as an event, with the other fields of e. r.mu is held.
-func (r *Repository[M]) reportEvent(m *modelFolder[M], v *version[M], e Event) {
+func (r *Repository[M]) reportEvent(m *modelFolder[M], v *version[M], e VersionEvent) {
 	e.Status = r.statusOf(m, v)
 	v.told = e.Status
 	r.options.Logger.Debug("model state", "model", m.name, "version", v.number, "state",

@@ -98,8 +98,9 @@ func (b *bench) start() {
 			}
 		}
 		return &fake{version: v}, nil
-	}, Options{PollInterval: poll, Explicit: b.explicit, Placed: b.placed, Logger: b.logger(), Admit: b.admit,
-		OnEvent: func(e Event) {
+	}, Options{PollInterval: poll, Explicit: b.explicit, Placed: b.placed, Logger: b.logger(),
+		Admit: b.admit,
+		OnEvent: func(e VersionEvent) {
 			gone := ""
 			if e.Gone {
 				gone = " gone"
@@ -192,9 +193,11 @@ func (b *bench) remove(path string) {
 // identity is a model that returns its ids.
 func identity() string {
 	m := onnx.Model{
-		Name:    "identity",
-		Inputs:  []onnx.Port{{Name: "ids", DataType: tensor.Int64, Shape: []int64{Dynamic, 2}}},
-		Outputs: []onnx.Port{{Name: "same", DataType: tensor.Int64, Shape: []int64{Dynamic, 2}}},
+		Name: "identity",
+		Inputs: []onnx.ValueDescription{{Name: "ids", DataType: tensor.Int64,
+			Shape: []int64{Dynamic, 2}}},
+		Outputs: []onnx.ValueDescription{{Name: "same", DataType: tensor.Int64,
+			Shape: []int64{Dynamic, 2}}},
 		Nodes: []onnx.Node{
 			{Op: "Identity", Name: "node", Inputs: []string{"ids"}, Outputs: []string{"same"}},
 		},
@@ -483,8 +486,8 @@ func TestChangedVersion(t *testing.T) {
 	})
 }
 
-// TestChangedFormat: a version whose model.yaml changes to one for a later program serves as it was,
-// by the version policy of before; where nothing was before, it does not serve.
+// TestChangedFormat: a version whose model.yaml changes to one for a later program serves as it
+// was, by the version policy of before; where nothing was before, it does not serve.
 func TestChangedFormat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -493,7 +496,8 @@ func TestChangedFormat(t *testing.T) {
 		b.start()
 		b.serves("ncf", 1)
 
-		later := fmt.Sprintf("versions: of a later form\nlater: 1\nrequires: %d\n", document.Format+1)
+		later := fmt.Sprintf("versions: of a later form\nlater: 1\nrequires: %d\n",
+			document.Format+1)
 		b.write("ncf/model.yaml", later)
 		b.add("wnd/1")
 		b.write("wnd/model.yaml", later)
@@ -889,7 +893,8 @@ func TestLinks(t *testing.T) {
 		}
 		for _, name := range []string{"fetched", "fetched-version", "fetched-settings"} {
 			if _, err := ReadVersion(b.dir, name, 1); err == nil ||
-				!strings.Contains(err.Error(), "outside of the model directory, and comes from a store") {
+				!strings.Contains(err.Error(),
+					"outside of the model directory, and comes from a store") {
 				t.Errorf("%s: got %v", name, err)
 			}
 		}
@@ -1345,8 +1350,8 @@ func TestExplicitEnsemble(t *testing.T) {
 	})
 }
 
-// TestAdmit: a version that is refused is not loaded, and tried again when it may be, not before; what
-// serves goes on.
+// TestAdmit: a version that is refused is not loaded, and tried again when it may be, not before;
+// what serves goes on.
 func TestAdmit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -1359,7 +1364,8 @@ func TestAdmit(t *testing.T) {
 		}
 		b.add("ncf/1")
 		b.start()
-		if _, err := b.Acquire("ncf", 0); err == nil || !strings.Contains(err.Error(), refused.Error()) {
+		if _, err := b.Acquire("ncf", 0); err == nil || !strings.Contains(err.Error(),
+			refused.Error()) {
 			t.Errorf("refused: got %v", err)
 		}
 		if err := b.Load(t.Context(), "ncf"); !errors.Is(err, ErrRefused) {
@@ -1384,8 +1390,8 @@ func TestAdmit(t *testing.T) {
 	})
 }
 
-// TestSameFiles: a model whose folder is a link, which comes to lead to another folder with the same
-// files, is not loaded again; so a model store can add a version.
+// TestSameFiles: a model whose folder is a link, which comes to lead to another folder with the
+// same files, is not loaded again; so a model store can add a version.
 func TestSameFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -1420,8 +1426,8 @@ func TestSameFiles(t *testing.T) {
 	})
 }
 
-// TestNotUTF8: a folder whose name no message could carry is passed over, and does not keep the agent
-// from describing itself.
+// TestNotUTF8: a folder whose name no message could carry is passed over, and does not keep the
+// agent from describing itself.
 func TestNotUTF8(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

@@ -15,22 +15,23 @@ import (
 // take some hundred to some thousand.
 const largestRanking = 4096
 
-// A Size names the dimension of an input that counts as the size of a query.
-type Size struct {
+// A SizeDimension names the dimension of an input that counts as the size of a query.
+type SizeDimension struct {
 	Input string
 	Dim   int
 }
 
 // String returns s as a model.yaml has it; "" of the zero value.
-func (s Size) String() string {
-	if s == (Size{}) {
+func (s SizeDimension) String() string {
+	if s == (SizeDimension{}) {
 		return ""
 	}
 	return fmt.Sprintf("%s:%d", s.Input, s.Dim)
 }
 
-// findRoles returns the roles that the settings say, or else those that the names of dimensions tell.
-// It returns nil where these settle nothing, and of settings that complete roles; see stateRoles.
+// findRoles returns the roles that the settings say, or else those that the names of dimensions
+// tell. It returns nil where these settle nothing, and of settings that complete roles; see
+// stateRoles.
 func (c *Config) findRoles(s *onnx.Signature) *roles.Roles {
 	if c.Batchless || c.NeverSentOnce || c.SaysRoles() {
 		return nil
@@ -44,8 +45,9 @@ func (c *Config) findRoles(s *onnx.Signature) *roles.Roles {
 
 // SaysRoles reports whether the settings say roles.
 func (c *Config) SaysRoles() bool {
-	return len(c.Ragged) > 0 || c.SizeOf != (Size{}) || len(c.SentOnce) > 0 ||
-		slices.ContainsFunc(slices.Concat(c.Inputs, c.Outputs), func(p Port) bool { return p.Role != "" })
+	return len(c.Ragged) > 0 || c.SizeOf != (SizeDimension{}) || len(c.SentOnce) > 0 ||
+		slices.ContainsFunc(slices.Concat(c.Inputs, c.Outputs),
+			func(p TensorSpec) bool { return p.Role != "" })
 }
 
 func (c *Config) note(format string, args ...any) {
@@ -73,7 +75,8 @@ func (v *Version) useRoles(r roles.Roles, inferred bool) (err error) {
 	if inferred {
 		from = "as the names of its dimensions say"
 	}
-	v.Config.note("a query is of one user and many candidates, %s: %s", from, describeRoles(v.Roles))
+	v.Config.note("a query is of one user and many candidates, %s: %s", from,
+		describeRoles(v.Roles))
 	return nil
 }
 
@@ -109,7 +112,8 @@ func describeRoles(r *roles.Roles) string {
 		}
 	}
 	for _, f := range r.Ragged {
-		parts = append(parts, fmt.Sprintf("ragged %s by %s %s per %s", f.Values, f.Form, f.Index, f.Per))
+		parts = append(parts, fmt.Sprintf("ragged %s by %s %s per %s", f.Values, f.Form, f.Index,
+			f.Per))
 	}
 	if r.SizeOf != "" {
 		parts = append(parts, fmt.Sprintf("size of %s:%d", r.SizeOf, r.SizeDim))
@@ -141,7 +145,8 @@ func (v *Version) statedRoles(s *onnx.Signature) (r roles.Roles, err error) {
 		}
 		if slices.Contains(c.SentOnce, p.Name) {
 			if role != "" && role != roles.User {
-				return r, fmt.Errorf("input %q is in sent_once and has the role %s, expected %s", p.Name,
+				return r, fmt.Errorf("input %q is in sent_once and has the role %s, expected %s",
+					p.Name,
 					role, roles.User)
 			}
 			role = roles.User
@@ -177,13 +182,15 @@ func (v *Version) statedRoles(s *onnx.Signature) (r roles.Roles, err error) {
 	r.Ragged = slices.Clone(c.Ragged)
 	r.SizeOf, r.SizeDim = c.SizeOf.Input, c.SizeOf.Dim
 	for _, name := range slices.Concat(c.SentOnce, []string{r.SizeOf}) {
-		if name != "" && !slices.ContainsFunc(v.Inputs, func(p Port) bool { return p.Name == name }) {
+		if name != "" && !slices.ContainsFunc(v.Inputs,
+			func(p TensorSpec) bool { return p.Name == name }) {
 			return r, fmt.Errorf("input %q: the model has %s", name, namesOf(v.Inputs))
 		}
 	}
 	for _, f := range r.Ragged {
 		for _, name := range []string{f.Values, f.Index, f.Weights} {
-			if name != "" && !slices.ContainsFunc(v.Inputs, func(p Port) bool { return p.Name == name }) {
+			if name != "" && !slices.ContainsFunc(v.Inputs,
+				func(p TensorSpec) bool { return p.Name == name }) {
 				return r, fmt.Errorf("ragged input %q: the model has %s", name, namesOf(v.Inputs))
 			}
 		}
@@ -191,7 +198,8 @@ func (v *Version) statedRoles(s *onnx.Signature) (r roles.Roles, err error) {
 	if r.SizeOf != "" {
 		for i := range v.Inputs {
 			if p := &v.Inputs[i]; p.Name == r.SizeOf && r.SizeDim >= len(p.Shape) {
-				return r, fmt.Errorf("size_of is dimension %d of input %q, which has shape %v", r.SizeDim,
+				return r, fmt.Errorf("size_of is dimension %d of input %q, which has shape %v",
+					r.SizeDim,
 					r.SizeOf, p.Shape)
 			}
 		}
@@ -199,13 +207,14 @@ func (v *Version) statedRoles(s *onnx.Signature) (r roles.Roles, err error) {
 	}
 	if !slices.ContainsFunc(r.Inputs, func(p roles.Port) bool { return p.Role == roles.Row }) &&
 		!slices.ContainsFunc(r.Ragged, func(f roles.Feature) bool { return f.Per == roles.Row }) {
-		return r, fmt.Errorf("no input has the role %s, so a query has no size: say which counts with "+
-			"size_of: INPUT:DIMENSION", roles.Row)
+		return r,
+			fmt.Errorf("no input has the role %s, so a query has no size: say which counts with "+
+				"size_of: INPUT:DIMENSION", roles.Row)
 	}
 	return r, nil
 }
 
-func namesOf(ports []Port) string {
+func namesOf(ports []TensorSpec) string {
 	var names []string
 	for i := range ports {
 		names = append(names, ports[i].Name)
@@ -213,11 +222,11 @@ func namesOf(ports []Port) string {
 	return strings.Join(names, ", ")
 }
 
-// inferredRolesOf returns what says the role of an input of which the settings say none: as the names
-// of dimensions tell it, else by its shape.
-func inferredRolesOf(s *onnx.Signature) func(p *Port) roles.Role {
+// inferredRolesOf returns what says the role of an input of which the settings say none: as the
+// names of dimensions tell it, else by its shape.
+func inferredRolesOf(s *onnx.Signature) func(p *TensorSpec) roles.Role {
 	inferred, _ := inferRoles(s)
-	return func(p *Port) roles.Role {
+	return func(p *TensorSpec) roles.Role {
 		if inferred != nil {
 			for _, known := range inferred.Inputs {
 				if known.Name == p.Name && known.Role != roles.Ragged {
@@ -233,7 +242,7 @@ func inferredRolesOf(s *onnx.Signature) func(p *Port) roles.Role {
 }
 
 // nameOf returns the name of a dimension of a port, "" if it has none or a fixed size.
-func nameOf(p *onnx.Port, dim int) string {
+func nameOf(p *onnx.ValueDescription, dim int) string {
 	if dim >= len(p.Shape) || p.Shape[dim] != Dynamic || dim >= len(p.Dims) {
 		return ""
 	}
@@ -241,8 +250,8 @@ func nameOf(p *onnx.Port, dim int) string {
 }
 
 // inferRoles returns the roles that the names of dimensions tell, or nil where they settle nothing:
-// then all first dimensions are the batch size, as they are in most models. why says what is missing
-// where the model looks as if it had ragged inputs.
+// then all first dimensions are the batch size, as they are in most models. why says what is
+// missing where the model looks as if it had ragged inputs.
 //
 // The first dimension of the first output is the candidates, and so is that of inputs with the same
 // name. Another name is of a ragged feature, if there is an input of lengths, offsets or row splits
@@ -339,11 +348,13 @@ func findRagged(s *onnx.Signature, rows string) (features []roles.Feature, why s
 				if !values.FixesFirst() && name == "" {
 					why = fmt.Sprintf("inputs %q and %q look like the values and %s of a ragged feature, but "+
 						"the file names no dimensions: if they are, say so in %s: %s", values.Name,
-						index.Name, kind.form, ConfigFile, raggedLine(values.Name, kind.form, index.Name))
+						index.Name, kind.form, ConfigFile, raggedLine(values.Name, kind.form,
+							index.Name))
 				}
 				break
 			}
-			f := roles.Feature{Values: values.Name, Form: kind.form, Index: index.Name, Per: roles.Row}
+			f := roles.Feature{Values: values.Name, Form: kind.form, Index: index.Name,
+				Per: roles.Row}
 			if weights != nil && nameOf(weights, 0) == name {
 				f.Weights = weights.Name
 			}
@@ -366,7 +377,7 @@ func raggedLine(values string, form roles.Form, index string) string {
 }
 
 // findInput returns the input of a name in lower case; nil if there is none.
-func findInput(s *onnx.Signature, name string) *onnx.Port {
+func findInput(s *onnx.Signature, name string) *onnx.ValueDescription {
 	for i := range s.Inputs {
 		if strings.ToLower(s.Inputs[i].Name) == name {
 			return &s.Inputs[i]
@@ -377,13 +388,15 @@ func findInput(s *onnx.Signature, name string) *onnx.Port {
 
 // settleIndex sets whose the values of a feature are, from the shape of its index. It returns false
 // if that does not tell it.
-func settleIndex(s *onnx.Signature, f *roles.Feature, index *onnx.Port, rows string) bool {
+func settleIndex(s *onnx.Signature, f *roles.Feature, index *onnx.ValueDescription,
+	rows string) bool {
 	last := f.Form == roles.RowSplits
 	name := nameOf(index, 0)
 	isUsers := func(name string) bool {
-		return name != "" && name != rows && slices.ContainsFunc(s.Inputs, func(p onnx.Port) bool {
-			return p.Name != index.Name && nameOf(&p, 0) == name
-		})
+		return name != "" && name != rows && slices.ContainsFunc(s.Inputs,
+			func(p onnx.ValueDescription) bool {
+				return p.Name != index.Name && nameOf(&p, 0) == name
+			})
 	}
 	if len(index.Shape) == 2 && f.Form == roles.Lengths {
 		switch {

@@ -12,8 +12,8 @@ import (
 )
 
 // port makes a port of integers with names for the dimensions that are not numbers.
-func port(name string, dims ...any) onnx.Port {
-	p := onnx.Port{Name: name, DataType: tensor.Int64, Dims: []string{}}
+func port(name string, dims ...any) onnx.ValueDescription {
+	p := onnx.ValueDescription{Name: name, DataType: tensor.Int64, Dims: []string{}}
 	p.Shape = []int64{}
 	for _, d := range dims {
 		switch d := d.(type) {
@@ -27,7 +27,7 @@ func port(name string, dims ...any) onnx.Port {
 }
 
 // putModel puts a model with these ports into a repository, whose graph nobody runs.
-func putModel(t *testing.T, inputs, outputs []onnx.Port, settings string) (dir string) {
+func putModel(t *testing.T, inputs, outputs []onnx.ValueDescription, settings string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	m := onnx.Model{Name: "m", Inputs: inputs, Outputs: outputs}
@@ -40,7 +40,8 @@ func putModel(t *testing.T, inputs, outputs []onnx.Port, settings string) (dir s
 	if err := os.MkdirAll(filepath.Join(dir, "m", "1"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for path, data := range map[string][]byte{"1/model.onnx": m.Marshal(), ConfigFile: []byte(settings)} {
+	for path, data := range map[string][]byte{"1/model.onnx": m.Marshal(),
+		ConfigFile: []byte(settings)} {
 		if err := os.WriteFile(filepath.Join(dir, "m", path), data, 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -48,52 +49,68 @@ func putModel(t *testing.T, inputs, outputs []onnx.Port, settings string) (dir s
 	return dir
 }
 
-// TestInferredRoles: the names of dimensions tell candidates, users and ragged features apart; where
-// they settle nothing, a version has no roles.
+// TestInferredRoles: the names of dimensions tell candidates, users and ragged features apart;
+// where they settle nothing, a version has no roles.
 func TestInferredRoles(t *testing.T) {
 	for _, tt := range []struct {
 		name            string
-		inputs, outputs []onnx.Port
+		inputs, outputs []onnx.ValueDescription
 		want            string // as describeRoles says it; "": none
 		note            string
 	}{
-		{"one name", []onnx.Port{port("x", "batch", 4), port("y", "batch")},
-			[]onnx.Port{port("z", "batch")}, "", ""},
-		{"no names", []onnx.Port{port("x", "", 4), port("y", "")}, []onnx.Port{port("z", "")}, "", ""},
-		{"tf2onnx's names", []onnx.Port{port("x", "unk__1", 4), port("y", "unk__2")},
-			[]onnx.Port{port("z", "unk__3")}, "", ""},
-		{"half of the names", []onnx.Port{port("x", "n", 4), port("y", "")},
-			[]onnx.Port{port("z", "n")}, "", ""},
-		{"a scalar", []onnx.Port{port("x", "n", 4), port("k")}, []onnx.Port{port("z", "n")}, "", ""},
-		{"a user", []onnx.Port{port("user_id", "u"), port("item_ids", "n")},
-			[]onnx.Port{port("scores", "n")}, "row item_ids; user user_id", ""},
+		{"one name", []onnx.ValueDescription{port("x", "batch", 4), port("y", "batch")},
+			[]onnx.ValueDescription{port("z", "batch")}, "", ""},
+		{"no names", []onnx.ValueDescription{port("x", "", 4), port("y", "")},
+			[]onnx.ValueDescription{port("z", "")}, "", ""},
+		{"tf2onnx's names", []onnx.ValueDescription{port("x", "unk__1", 4), port("y", "unk__2")},
+			[]onnx.ValueDescription{port("z", "unk__3")}, "", ""},
+		{"half of the names", []onnx.ValueDescription{port("x", "n", 4), port("y", "")},
+			[]onnx.ValueDescription{port("z", "n")}, "", ""},
+		{"a scalar", []onnx.ValueDescription{port("x", "n", 4), port("k")},
+			[]onnx.ValueDescription{port("z", "n")}, "", ""},
+		{"a user", []onnx.ValueDescription{port("user_id", "u"), port("item_ids", "n")},
+			[]onnx.ValueDescription{port("scores", "n")}, "row item_ids; user user_id", ""},
 		{"two dimensions of users",
-			[]onnx.Port{port("user_id", "u"), port("history", "h", "t"), port("items", "n")},
-			[]onnx.Port{port("scores", "n"), port("embedding", "u", 8)},
+			[]onnx.ValueDescription{port("user_id", "u"), port("history", "h", "t"), port("items",
+				"n")},
+			[]onnx.ValueDescription{port("scores", "n"), port("embedding", "u", 8)},
 			"row items; user user_id, history, output embedding", ""},
-		{"one user by shape", []onnx.Port{port("user_id", 1), port("item_ids", "n")},
-			[]onnx.Port{port("scores", "n")}, "row item_ids; query user_id", ""},
-		{"two by shape", []onnx.Port{port("user_id", 2), port("item_ids", "n")},
-			[]onnx.Port{port("scores", "n")}, "", ""},
-		{"nobody has rows", []onnx.Port{port("user_id", 1)}, []onnx.Port{port("scores", "n")}, "", ""},
-		{"lengths", []onnx.Port{port("dense", "batch", 3), port("values", "total"), port("lengths", "batch")},
-			[]onnx.Port{port("y", "batch", 5)}, "row dense; ragged values by lengths lengths per row", ""},
-		{"offsets alone", []onnx.Port{port("values", "nnz"), port("offsets", "n")},
-			[]onnx.Port{port("scores", "n")}, "ragged values by offsets offsets per row", ""},
-		{"offsets with the last", []onnx.Port{port("x", "n"), port("values", "nnz"), port("offsets", "n_plus_1")},
-			[]onnx.Port{port("scores", "n")}, "row x; ragged values by offsets offsets per row", ""},
-		{"row splits", []onnx.Port{port("x", "n"), port("tags/values", "v"), port("tags/row_splits", "s")},
-			[]onnx.Port{port("scores", "n")}, "row x; ragged tags/values by row_splits tags/row_splits per row", ""},
-		{"key-major", []onnx.Port{port("x", "n"), port("values", "v"), port("lengths", 26, "n")},
-			[]onnx.Port{port("scores", "n")}, "row x; ragged values by lengths lengths per row", ""},
-		{"a user's history", []onnx.Port{
+		{"one user by shape", []onnx.ValueDescription{port("user_id", 1), port("item_ids", "n")},
+			[]onnx.ValueDescription{port("scores", "n")}, "row item_ids; query user_id", ""},
+		{"two by shape", []onnx.ValueDescription{port("user_id", 2), port("item_ids", "n")},
+			[]onnx.ValueDescription{port("scores", "n")}, "", ""},
+		{"nobody has rows", []onnx.ValueDescription{port("user_id", 1)},
+			[]onnx.ValueDescription{port("scores", "n")}, "", ""},
+		{"lengths", []onnx.ValueDescription{port("dense", "batch", 3), port("values", "total"),
+			port("lengths", "batch")},
+			[]onnx.ValueDescription{port("y", "batch", 5)},
+			"row dense; ragged values by lengths lengths per row", ""},
+		{"offsets alone", []onnx.ValueDescription{port("values", "nnz"), port("offsets", "n")},
+			[]onnx.ValueDescription{port("scores", "n")},
+			"ragged values by offsets offsets per row", ""},
+		{"offsets with the last", []onnx.ValueDescription{port("x", "n"), port("values", "nnz"),
+			port("offsets", "n_plus_1")},
+			[]onnx.ValueDescription{port("scores", "n")},
+			"row x; ragged values by offsets offsets per row", ""},
+		{"row splits", []onnx.ValueDescription{port("x", "n"), port("tags/values", "v"),
+			port("tags/row_splits", "s")},
+			[]onnx.ValueDescription{port("scores", "n")},
+			"row x; ragged tags/values by row_splits tags/row_splits per row", ""},
+		{"key-major", []onnx.ValueDescription{port("x", "n"), port("values", "v"), port("lengths",
+			26, "n")},
+			[]onnx.ValueDescription{port("scores", "n")},
+			"row x; ragged values by lengths lengths per row", ""},
+		{"a user's history", []onnx.ValueDescription{
 			port("user", "u"), port("items", "n"), port("h_values", "v"), port("h_lengths", "u"),
-		}, []onnx.Port{port("scores", "n")},
+		}, []onnx.ValueDescription{port("scores", "n")},
 			"row items; user user; ragged h_values by lengths h_lengths per user", ""},
-		{"of how many", []onnx.Port{port("x", "n"), port("values", "v"), port("lengths", "fb")},
-			[]onnx.Port{port("scores", "n")}, "", "ragged: [{values: values, lengths: lengths, per: row}]"},
-		{"ragged without names", []onnx.Port{port("values", ""), port("lengths", "")},
-			[]onnx.Port{port("scores", "")}, "", "look like the values and lengths of a ragged feature"},
+		{"of how many", []onnx.ValueDescription{port("x", "n"), port("values", "v"),
+			port("lengths", "fb")},
+			[]onnx.ValueDescription{port("scores", "n")}, "",
+			"ragged: [{values: values, lengths: lengths, per: row}]"},
+		{"ragged without names", []onnx.ValueDescription{port("values", ""), port("lengths", "")},
+			[]onnx.ValueDescription{port("scores", "")}, "",
+			"look like the values and lengths of a ragged feature"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			v, err := ReadVersion(putModel(t, tt.inputs, tt.outputs, ""), "m", 1)
@@ -114,7 +131,8 @@ func TestInferredRoles(t *testing.T) {
 			if notes := strings.Join(v.Config.Notes, "\n"); !strings.Contains(notes, tt.note) {
 				t.Errorf("the notes are %q, want %q", notes, tt.note)
 			}
-			v, err = ReadVersion(putModel(t, tt.inputs, tt.outputs, "sent_once: false\nrequires: 2\n"),
+			v, err = ReadVersion(putModel(t, tt.inputs, tt.outputs,
+				"sent_once: false\nrequires: 2\n"),
 				"m", 1)
 			if err != nil || v.Roles != nil {
 				t.Errorf("with sent_once: false: got %v, %v", v, err)
@@ -125,13 +143,14 @@ func TestInferredRoles(t *testing.T) {
 
 // TestStatedRoles: a model.yaml says what the names of dimensions do not.
 func TestStatedRoles(t *testing.T) {
-	inputs := []onnx.Port{
-		port("user", "batch", 8), port("items", "batch"), port("values", "batch"), port("lengths", "batch"),
+	inputs := []onnx.ValueDescription{
+		port("user", "batch", 8), port("items", "batch"), port("values", "batch"), port("lengths",
+			"batch"),
 		port("list", 1, "k", 4),
 	}
 	all := inputs[:4]
 	for _, tt := range []struct {
-		inputs         []onnx.Port
+		inputs         []onnx.ValueDescription
 		settings, want string
 	}{
 		{all, "sent_once: [user]", "row items, values, lengths; user user"},
@@ -139,11 +158,12 @@ func TestStatedRoles(t *testing.T) {
 			"row items, lengths; user user; query values"},
 		{all, "ragged: [{values: values, lengths: lengths, keys: 2, layout: key_major}]",
 			"row user, items; ragged values by lengths lengths per row"},
-		{all, "sent_once: [user]\nragged: [{values: values, offsets: lengths, per: user, last_offset: true}]",
+		{all,
+			"sent_once: [user]\nragged: [{values: values, offsets: lengths, per: user, last_offset: true}]",
 			"row items; user user; ragged values by offsets lengths per user"},
 		{inputs[4:], "size_of: list:1", "query list, output y; size of list:1"},
 	} {
-		v, err := ReadVersion(putModel(t, tt.inputs, []onnx.Port{port("y", "batch")},
+		v, err := ReadVersion(putModel(t, tt.inputs, []onnx.ValueDescription{port("y", "batch")},
 			"requires: 2\n"+tt.settings), "m", 1)
 		if err != nil {
 			t.Errorf("%s: %v", tt.settings, err)
@@ -199,7 +219,7 @@ func TestStatedRoles(t *testing.T) {
 		"sent_once: [user]\ninputs: [{name: user, role: row}]": `input "user" is in sent_once and has ` +
 			`the role row`,
 	} {
-		_, err := ReadVersion(putModel(t, all, []onnx.Port{port("y", "batch")},
+		_, err := ReadVersion(putModel(t, all, []onnx.ValueDescription{port("y", "batch")},
 			"requires: 2\n"+settings), "m", 1)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", settings, err, want)
@@ -211,12 +231,15 @@ func TestStatedRoles(t *testing.T) {
 // comes out of all rows from being split, too.
 func TestQueryInputsAreNotMerged(t *testing.T) {
 	for _, tt := range []struct {
-		inputs, outputs []onnx.Port
+		inputs, outputs []onnx.ValueDescription
 		splits, merges  bool
 	}{
-		{[]onnx.Port{port("u", "u"), port("x", "n")}, []onnx.Port{port("y", "n")}, true, true},
-		{[]onnx.Port{port("u", 1), port("x", "n")}, []onnx.Port{port("y", "n")}, true, false},
-		{[]onnx.Port{port("u", "u"), port("x", "n")}, []onnx.Port{port("y", "n"), port("all")},
+		{[]onnx.ValueDescription{port("u", "u"), port("x", "n")}, []onnx.ValueDescription{port("y",
+			"n")}, true, true},
+		{[]onnx.ValueDescription{port("u", 1), port("x", "n")}, []onnx.ValueDescription{port("y",
+			"n")}, true, false},
+		{[]onnx.ValueDescription{port("u", "u"), port("x", "n")}, []onnx.ValueDescription{port("y",
+			"n"), port("all")},
 			false, false},
 	} {
 		v, err := ReadVersion(putModel(t, tt.inputs, tt.outputs, "rows_independent: true"), "m", 1)

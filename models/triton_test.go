@@ -50,11 +50,11 @@ func modelOf(text string) []byte {
 	return m.Marshal()
 }
 
-func portsOf(text string) (ports []onnx.Port) {
+func portsOf(text string) (ports []onnx.ValueDescription) {
 	for _, one := range strings.Fields(text) {
 		name, rest, _ := strings.Cut(one, ":")
 		kind, dims, _ := strings.Cut(strings.TrimSuffix(rest, "]"), "[")
-		p := onnx.Port{Name: name, DataType: tensor.DataType(kind)}
+		p := onnx.ValueDescription{Name: name, DataType: tensor.DataType(kind)}
 		for _, d := range strings.Split(dims, ",") {
 			p.Shape = append(p.Shape, map[string]int64{"-1": -1, "1": 1, "2": 2, "3": 3, "4": 4}[d])
 		}

@@ -152,7 +152,7 @@ func (p *parser) readMapping(where string, n *yaml.Node, keys []document.Key) {
 type givenValues struct {
 	target, deadline, warmUp, split, merging, score, metric, measured *yaml.Node
 
-	inputs, outputs []Port
+	inputs, outputs []TensorSpec
 	splits          bool
 	ranks           *yaml.Node // the first key or value that asks for rolesFormat
 }
@@ -303,16 +303,17 @@ func (p *parser) versions(key string, n *yaml.Node, policy *VersionPolicy) {
 	}
 }
 
-func (p *parser) readPorts(key string, n *yaml.Node, areInputs bool, into *[]Port) {
+func (p *parser) readPorts(key string, n *yaml.Node, areInputs bool, into *[]TensorSpec) {
 	p.readList(key, n, "a list, each with a name", func(key string, n *yaml.Node) {
-		var port Port
+		var port TensorSpec
 		before := p.CountFaults()
 		p.readMapping(key, n, p.portKeys(&port, areInputs))
 		switch {
 		case p.CountFaults() > before:
 		case port.Name == "":
 			p.Fault(n, "%s: has no name", key)
-		case slices.ContainsFunc(*into, func(other Port) bool { return other.Name == port.Name }):
+		case slices.ContainsFunc(*into,
+			func(other TensorSpec) bool { return other.Name == port.Name }):
 			p.Fault(n, "%s: %q is given twice", key, port.Name)
 		default:
 			*into = append(*into, port)
@@ -383,12 +384,12 @@ func (p *parser) sizeOf(key string, n *yaml.Node, c *Config, g *givenValues) {
 	if p.text(key, n, &text); text == "" {
 		return
 	}
-	c.SizeOf = Size{Input: text}
+	c.SizeOf = SizeDimension{Input: text}
 	if i := strings.LastIndexByte(text, ':'); i >= 0 {
 		dim, err := strconv.Atoi(text[i+1:])
-		if c.SizeOf = (Size{text[:i], dim}); err != nil || dim < 0 || i == 0 {
+		if c.SizeOf = (SizeDimension{text[:i], dim}); err != nil || dim < 0 || i == 0 {
 			p.addFault(key, n, "the name of an input, or NAME:DIMENSION")
-			c.SizeOf = Size{}
+			c.SizeOf = SizeDimension{}
 		}
 	}
 }
@@ -491,7 +492,10 @@ func (c Config) YAML() ([]byte, error) {
 	if c.KeepWhole {
 		document.Split = new(bool)
 	}
-	written := func(p Port) port { return port{p.Name, p.DataType, p.Shape, p.IDBounds, p.Role} }
+	written := func(p TensorSpec) port {
+		return port{p.Name, p.DataType, p.Shape, p.IDBounds,
+			p.Role}
+	}
 	for _, p := range c.Inputs {
 		document.Inputs = append(document.Inputs, written(p))
 	}

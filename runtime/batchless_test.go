@@ -19,8 +19,8 @@ import (
 // relu is a model y = max(x, 0) whose tensors have the given shapes.
 func relu(in, out []int64) *onnx.Model {
 	return &onnx.Model{
-		Inputs:  []onnx.Port{{Name: "x", DataType: tensor.FP32, Shape: in}},
-		Outputs: []onnx.Port{{Name: "y", DataType: tensor.FP32, Shape: out}},
+		Inputs:  []onnx.ValueDescription{{Name: "x", DataType: tensor.FP32, Shape: in}},
+		Outputs: []onnx.ValueDescription{{Name: "y", DataType: tensor.FP32, Shape: out}},
 		Nodes:   []onnx.Node{{Op: "Relu", Inputs: []string{"x"}, Outputs: []string{"y"}}},
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 // TestConsiderate: a warm-up pauses between its runs only while ten queries come a second.
 func TestConsiderate(t *testing.T) {
-	v := &models.Version{Model: "m", Number: 1, Inputs: []models.Port{
+	v := &models.Version{Model: "m", Number: 1, Inputs: []models.TensorSpec{
 		{Name: "x", DataType: tensor.Uint8, Shape: []int64{models.Dynamic}},
 	}}
 	v.Config.WarmUp = []int{10} // in one run of 10 ms

@@ -38,9 +38,10 @@ func gathered(t testing.TB) *models.Version {
 // gatheredFrom is a model that looks up rows of a table.
 func gatheredFrom(t testing.TB, rows, dim int64, table []byte) *models.Version {
 	return write(t, &onnx.Model{
-		Name:   "gathered",
-		Inputs: []onnx.Port{{Name: "ids", DataType: tensor.Int64, Shape: []int64{onnx.Dynamic}}},
-		Outputs: []onnx.Port{
+		Name: "gathered",
+		Inputs: []onnx.ValueDescription{{Name: "ids", DataType: tensor.Int64,
+			Shape: []int64{onnx.Dynamic}}},
+		Outputs: []onnx.ValueDescription{
 			{Name: "rows", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, dim}},
 		},
 		Nodes: []onnx.Node{

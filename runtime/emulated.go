@@ -98,7 +98,7 @@ func (m *emulatedModel) emulate(ctx context.Context, batch int) (*Result, error)
 
 // newZeros returns a tensor for p at a batch size with all elements zero. Dimensions that the model
 // leaves open are 1.
-func newZeros(p models.Port, batch int, batchless bool) (tensor.Tensor, error) {
+func newZeros(p models.TensorSpec, batch int, batchless bool) (tensor.Tensor, error) {
 	shape, row := []int64{int64(batch)}, p.Shape[min(1, len(p.Shape)):]
 	if batchless && len(p.Shape) > 0 || !p.HasRows() {
 		shape, row = nil, p.Shape

@@ -19,7 +19,7 @@ type ensembleModel struct {
 	parts []Model // each once, though it may be the model of several steps
 	steps []ensembleStep
 	// outputs are the ensemble's, and out the numbers of their tensors.
-	outputs []models.Port
+	outputs []models.TensorSpec
 	out     []int
 	tensors int // of a run; those of the inputs come first
 }
@@ -27,8 +27,8 @@ type ensembleModel struct {
 // An ensembleStep is a step with the numbers of its tensors.
 type ensembleStep struct {
 	model   Model
-	inputs  []models.Port // of the model
-	in, out []int         // -1: an input or output that is not a tensor of the ensemble
+	inputs  []models.TensorSpec // of the model
+	in, out []int               // -1: an input or output that is not a tensor of the ensemble
 	// done are the steps whose tensors nobody needs after this one.
 	done []int
 }

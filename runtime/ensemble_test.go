@@ -58,13 +58,13 @@ func (s *sum) Close() error {
 	return nil
 }
 
-func bytePort(name string) models.Port {
-	return models.Port{Name: name, DataType: tensor.Uint8, Shape: []int64{models.Dynamic}}
+func bytePort(name string) models.TensorSpec {
+	return models.TensorSpec{Name: name, DataType: tensor.Uint8, Shape: []int64{models.Dynamic}}
 }
 
 // one is a step that runs a model with one or two inputs.
 func one(model, out string, in ...string) models.Step {
-	v := &models.Version{Model: model, Number: 1, Outputs: []models.Port{bytePort("y")}}
+	v := &models.Version{Model: model, Number: 1, Outputs: []models.TensorSpec{bytePort("y")}}
 	for i := range in {
 		v.Inputs = append(v.Inputs, bytePort(fmt.Sprint("x", i)))
 	}
@@ -75,8 +75,8 @@ func one(model, out string, in ...string) models.Step {
 // memory is given back as soon as nobody needs it.
 func TestEnsemble(t *testing.T) {
 	v := &models.Version{
-		Model: "e", Number: 1, Inputs: []models.Port{bytePort("a"), bytePort("b")},
-		Outputs: []models.Port{bytePort("sum"), bytePort("twice")},
+		Model: "e", Number: 1, Inputs: []models.TensorSpec{bytePort("a"), bytePort("b")},
+		Outputs: []models.TensorSpec{bytePort("sum"), bytePort("twice")},
 		Steps: []models.Step{
 			one("m", "ab", "a", "b"), one("n", "aab", "a", "ab"), one("m", "sum", "aab", "b"),
 			one("n", "twice", "ab", "ab"), one("o", "", "b"),
@@ -131,8 +131,8 @@ func TestEnsemble(t *testing.T) {
 // TestEnsembleFails: a step that fails is named, and leaves nothing behind.
 func TestEnsembleFails(t *testing.T) {
 	v := &models.Version{
-		Model: "e", Number: 1, Path: "e/config.pbtxt", Inputs: []models.Port{bytePort("a")},
-		Outputs: []models.Port{bytePort("z")},
+		Model: "e", Number: 1, Path: "e/config.pbtxt", Inputs: []models.TensorSpec{bytePort("a")},
+		Outputs: []models.TensorSpec{bytePort("z")},
 		Steps: []models.Step{
 			one("m", "b", "a"), one("broken", "c", "b"), one("o", "z", "b", "c"),
 		},

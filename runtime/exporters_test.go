@@ -116,11 +116,11 @@ func TestClassifiers(t *testing.T) {
 // not, are answered with the shape that ONNX Runtime gives them.
 func TestOutputsOfOtherShapes(t *testing.T) {
 	const free = onnx.Dynamic
-	port := func(name string, shape ...int64) onnx.Port {
-		return onnx.Port{Name: name, DataType: tensor.FP32, Shape: shape}
+	port := func(name string, shape ...int64) onnx.ValueDescription {
+		return onnx.ValueDescription{Name: name, DataType: tensor.FP32, Shape: shape}
 	}
-	whole := func(name string, shape ...int64) onnx.Port {
-		return onnx.Port{Name: name, DataType: tensor.Int64, Shape: shape}
+	whole := func(name string, shape ...int64) onnx.ValueDescription {
+		return onnx.ValueDescription{Name: name, DataType: tensor.Int64, Shape: shape}
 	}
 	node := func(op string, inputs []string, attributes ...onnx.Attribute) onnx.Node {
 		return onnx.Node{Op: op, Inputs: inputs, Outputs: []string{"y"}, Attributes: attributes}
@@ -132,7 +132,7 @@ func TestOutputsOfOtherShapes(t *testing.T) {
 	x := runtimetest.Open(t)
 	for _, tt := range []struct {
 		name  string
-		out   onnx.Port
+		out   onnx.ValueDescription
 		node  onnx.Node
 		shape func(n int64) []int64
 	}{
@@ -161,7 +161,8 @@ func TestOutputsOfOtherShapes(t *testing.T) {
 		for _, independent := range []bool{false, true} {
 			t.Run(fmt.Sprint(tt.name, independent), func(t *testing.T) {
 				m := onnx.Model{
-					Inputs: []onnx.Port{port("x", free, 2)}, Outputs: []onnx.Port{port("z", free, 2),
+					Inputs: []onnx.ValueDescription{port("x", free, 2)},
+					Outputs: []onnx.ValueDescription{port("z", free, 2),
 						tt.out},
 					Initializers: constants,
 					Nodes: []onnx.Node{

@@ -364,7 +364,7 @@ func (g *graphs) add(random *rand.Rand, v *models.Version, rows int, inputs,
 
 // tensorsOf returns the inputs and outputs of a batch size on the card.
 func (g *graphs) tensorsOf(rows int) (in, out []*ortapi.CardTensor, err error) {
-	tensorOf := func(p models.Port, b *cuda.Buffer, row int) (*ortapi.CardTensor, error) {
+	tensorOf := func(p models.TensorSpec, b *cuda.Buffer, row int) (*ortapi.CardTensor, error) {
 		shape := slices.Clone(p.Shape)
 		shape[0] = int64(rows)
 		return ortapi.NewCardTensor(b.Device(), rows*row, shape, elementTypes[p.DataType])
@@ -377,7 +377,7 @@ func (g *graphs) tensorsOf(rows int) (in, out []*ortapi.CardTensor, err error) {
 		in = append(in, t)
 	}
 	for i, p := range g.s.outputs {
-		t, err := tensorOf(p.Port, g.out[i], g.s.outputRow(i))
+		t, err := tensorOf(p.TensorSpec, g.out[i], g.s.outputRow(i))
 		if err != nil {
 			return in, out, err
 		}

@@ -69,7 +69,7 @@ func TestAgrees(t *testing.T) {
 // TestStage: whatever rows of however many queries, each input's lie one behind the other.
 func TestStage(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
-	ports := []models.Port{
+	ports := []models.TensorSpec{
 		{Name: "a", DataType: tensor.Int64, Shape: []int64{-1, 3}},
 		{Name: "b", DataType: tensor.FP32, Shape: []int64{-1, 700}},
 	}

@@ -94,7 +94,8 @@ func (g *drawnGraph) draw() {
 	case 1:
 		keep(g.node("Softmax", along, x.name))
 	case 2, 3:
-		name := g.node("ReduceMean", attributes("axes", []int64{axis}, "keepdims", int64(1)), x.name)
+		name := g.node("ReduceMean", attributes("axes", []int64{axis}, "keepdims", int64(1)),
+			x.name)
 		dims := slices.Clone(x.dims)
 		if axis > 0 {
 			dims[axis-1] = 1
@@ -150,7 +151,8 @@ func (g *drawnGraph) draw() {
 	case 15:
 		v := func() string { return g.weight(x.dims[0]) }
 		variance := g.node("Abs", nil, v())
-		keep(g.node("BatchNormalization", attributes("training_mode", int64(g.IntN(2))), x.name, v(), v(),
+		keep(g.node("BatchNormalization", attributes("training_mode", int64(g.IntN(2))), x.name,
+			v(), v(),
 			v(), variance))
 		if t, _ := g.model.Nodes[len(g.model.Nodes)-1].Attributes[0].Value.(int64); t != 0 {
 			n := &g.model.Nodes[len(g.model.Nodes)-1]
@@ -160,7 +162,8 @@ func (g *drawnGraph) draw() {
 		keep(g.node("LayerNormalization", along, x.name, g.weight(1), g.weight(1)))
 	case 17: // positions of rows
 		if !x.single {
-			n := g.node("Gather", attributes("axis", int64(0)), g.node("Shape", nil, x.name), g.scalar(0))
+			n := g.node("Gather", attributes("axis", int64(0)), g.node("Shape", nil, x.name),
+				g.scalar(0))
 			p := g.node("Cast", attributes("to", int64(1)),
 				g.node("Range", nil, g.scalar(0), n, g.scalar(1)))
 			shape := append([]int64{-1}, slices.Repeat([]int64{1}, len(x.dims))...)
@@ -197,7 +200,7 @@ func (g *drawnGraph) draw() {
 // "user_x" and "user_s" beside them.
 func drawGraph(seed uint64, users bool) *drawnGraph {
 	g := &drawnGraph{Rand: rand.New(rand.NewPCG(seed, 7))}
-	g.model = onnx.Model{Name: "drawn", Inputs: []onnx.Port{
+	g.model = onnx.Model{Name: "drawn", Inputs: []onnx.ValueDescription{
 		{Name: "x", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 4}},
 		{Name: "s", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 3, 4}},
 	}}
@@ -244,7 +247,7 @@ func drawGraph(seed uint64, users bool) *drawnGraph {
 	shape := append([]int64{onnx.Dynamic}, y.dims...)
 	g.node("Identity", nil, y.name)
 	g.model.Nodes[len(g.model.Nodes)-1].Outputs[0] = "y"
-	g.model.Outputs = []onnx.Port{{Name: "y", DataType: tensor.FP32, Shape: shape}}
+	g.model.Outputs = []onnx.ValueDescription{{Name: "y", DataType: tensor.FP32, Shape: shape}}
 	return g
 }
 

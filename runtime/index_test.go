@@ -24,7 +24,8 @@ func TestIndexErrors(t *testing.T) {
 		inputs     []string
 		want       runtime.IndexError
 	}{
-		{"Gather", "", []string{"table", "ids"}, runtime.IndexError{Index: "99", Low: "-10", Top: "9"}},
+		{"Gather", "", []string{"table", "ids"}, runtime.IndexError{Index: "99", Low: "-10",
+			Top: "9"}},
 		{"GatherElements", "", []string{"table", "ids"}, runtime.IndexError{}},
 		{"GatherND", "", []string{"table", "ids"}, runtime.IndexError{Index: "99"}},
 		{"ScatterElements", "", []string{"table", "ids", "rows"},
@@ -43,19 +44,22 @@ func TestIndexErrors(t *testing.T) {
 				Outputs: []string{"y"}},
 		}
 		m := &onnx.Model{
-			Inputs:  []onnx.Port{{Name: "ids", DataType: tensor.Int64, Shape: []int64{onnx.Dynamic, 2}}},
-			Outputs: []onnx.Port{{Name: "y", DataType: tensor.FP32}},
+			Inputs: []onnx.ValueDescription{{Name: "ids", DataType: tensor.Int64,
+				Shape: []int64{onnx.Dynamic, 2}}},
+			Outputs: []onnx.ValueDescription{{Name: "y", DataType: tensor.FP32}},
 			Nodes:   nodes,
 			Domains: map[string]int64{"ai.onnx.ml": 3},
 			Initializers: []onnx.Initializer{
-				{Name: "table", DataType: tensor.FP32, Shape: []int64{10, 2}, Data: make([]byte, 80)},
+				{Name: "table", DataType: tensor.FP32, Shape: []int64{10, 2}, Data: make([]byte,
+					80)},
 				{Name: "rows", DataType: tensor.FP32, Shape: []int64{1, 2}, Data: make([]byte, 8)},
 				{Name: "elements", DataType: tensor.FP32, Shape: []int64{1}, Data: make([]byte, 4)},
 				{Name: "flat", DataType: tensor.Int64, Shape: []int64{1}, Data: ints(-1)},
 			},
 		}
 		model := load(t, x, write(t, m, nil))
-		_, err := model.Run(t.Context(), []tensor.Tensor{must(tensor.Of("ids", []int64{99, 1}, 1, 2))})
+		_, err := model.Run(t.Context(), []tensor.Tensor{must(tensor.Of("ids", []int64{99, 1}, 1,
+			2))})
 		var index *runtime.IndexError
 		if !errors.As(err, &index) || *index != tt.want ||
 			err.Error() != "run m version 1: "+index.Error() {
@@ -77,7 +81,8 @@ type drawn struct {
 	dims []int64
 }
 
-func (d *drawing) add(op string, inputs []string, outputs int, a ...onnx.Attribute) (names []string) {
+func (d *drawing) add(op string, inputs []string, outputs int,
+	a ...onnx.Attribute) (names []string) {
 	for range outputs {
 		names = append(names, fmt.Sprintf("v%d.%d", len(d.model.Nodes), len(names)))
 	}
@@ -145,7 +150,8 @@ func (d *drawing) step() {
 		for _, s := range v.dims {
 			n *= s
 		}
-		to := [][]int64{{-1}, {0, -1}, {-1, n / v.dims[0]}, {0, n / v.dims[0], 1}, {1, -1}}[d.IntN(5)]
+		to := [][]int64{{-1}, {0, -1}, {-1, n / v.dims[0]}, {0, n / v.dims[0], 1}, {1,
+			-1}}[d.IntN(5)]
 		dims := slices.Clone(to)
 		for k, s := range to {
 			if s == 0 {
@@ -208,8 +214,8 @@ func (d *drawing) step() {
 // draw draws a model whose input ids has a shape.
 func draw(r *rand.Rand, shape []int64, fixed []int64) *onnx.Model {
 	d := &drawing{Rand: r, model: onnx.Model{
-		Inputs:  []onnx.Port{{Name: "ids", DataType: tensor.Int64, Shape: shape}},
-		Outputs: []onnx.Port{{Name: "y", DataType: tensor.FP32}},
+		Inputs:  []onnx.ValueDescription{{Name: "ids", DataType: tensor.Int64, Shape: shape}},
+		Outputs: []onnx.ValueDescription{{Name: "y", DataType: tensor.FP32}},
 	}, values: []drawn{{"ids", fixed}}}
 	for _, rows := range []int64{3, 5, 7} {
 		d.model.Initializers = append(d.model.Initializers, onnx.Initializer{
@@ -268,7 +274,8 @@ func TestInferredBounds(t *testing.T) {
 		}
 		ids := make([]int64, elements)
 		run := func() error {
-			result, err := m.Run(t.Context(), []tensor.Tensor{must(tensor.Of("ids", ids, fixed...))})
+			result, err := m.Run(t.Context(), []tensor.Tensor{must(tensor.Of("ids", ids,
+				fixed...))})
 			if err == nil {
 				result.Release()
 				return nil
@@ -305,7 +312,8 @@ func TestInferredBounds(t *testing.T) {
 	}
 	t.Logf("%d of %d models have bounds, %d for all ids, %d exact ones", bounded, n, whole, exact)
 	if bounded < n/3 || exact < n/4 {
-		t.Errorf("%d of %d models have bounds, %d exact ones, want a third and a quarter", bounded, n,
+		t.Errorf("%d of %d models have bounds, %d exact ones, want a third and a quarter", bounded,
+			n,
 			exact)
 	}
 }

@@ -11,10 +11,10 @@ import (
 // gives an error instead of running the process out of memory.
 const largestTensor = 2 << 30
 
-// checkInputs checks that the inputs have the ports' data types and one batch size, except those that
-// belong to the query as a whole, and that their data has the length of their shapes, so that ONNX
-// Runtime reads nothing beyond it. It returns the batch size, which is 1 without a batch.
-func checkInputs(ports []models.Port, inputs []tensor.Tensor, batchless bool) (batch int,
+// checkInputs checks that the inputs have the ports' data types and one batch size, except those
+// that belong to the query as a whole, and that their data has the length of their shapes, so that
+// ONNX Runtime reads nothing beyond it. It returns the batch size, which is 1 without a batch.
+func checkInputs(ports []models.TensorSpec, inputs []tensor.Tensor, batchless bool) (batch int,
 	err error) {
 	if len(inputs) != len(ports) {
 		return 0, fmt.Errorf("got %d inputs, want %d", len(inputs), len(ports))

@@ -48,10 +48,10 @@ func onStage(t *testing.T, cfg runtime.LanesConfig, play func(t *testing.T, s *s
 			})
 		}
 		v := &models.Version{Model: "m", Number: 1,
-			Inputs: []models.Port{
+			Inputs: []models.TensorSpec{
 				{Name: "x", DataType: tensor.Uint8, Shape: []int64{models.Dynamic}},
 			},
-			Outputs: []models.Port{
+			Outputs: []models.TensorSpec{
 				{Name: "y", DataType: tensor.FP32, Shape: []int64{models.Dynamic}},
 			}}
 		s.whole, s.single = load(t, by(&s.takes), v), load(t, by(&s.takesOnCore), v)

@@ -9,8 +9,8 @@ import (
 	"github.com/muster-serve/muster/runtime/runtimetest"
 )
 
-// TestLocale: a model that needs a locale that this machine does not have is not loaded, and the error
-// says what to install.
+// TestLocale: a model that needs a locale that this machine does not have is not loaded, and the
+// error says what to install.
 func TestLocale(t *testing.T) {
 	x := runtimetest.Open(t)
 	for _, locale := range []string{"", "xx_XX.UTF-8"} {
@@ -26,10 +26,12 @@ func TestLocale(t *testing.T) {
 				onnx.Attribute{Name: "locale", Value: locale})
 		}
 		v := write(t, &onnx.Model{
-			Name:    "text",
-			Inputs:  []onnx.Port{{Name: "text", DataType: tensor.Bytes, Shape: []int64{onnx.Dynamic}}},
-			Outputs: []onnx.Port{{Name: "words", DataType: tensor.Bytes, Shape: []int64{onnx.Dynamic}}},
-			Nodes:   []onnx.Node{normalize},
+			Name: "text",
+			Inputs: []onnx.ValueDescription{{Name: "text", DataType: tensor.Bytes,
+				Shape: []int64{onnx.Dynamic}}},
+			Outputs: []onnx.ValueDescription{{Name: "words", DataType: tensor.Bytes,
+				Shape: []int64{onnx.Dynamic}}},
+			Nodes: []onnx.Node{normalize},
 		}, nil)
 		m, err := x.Load(t.Context(), v)
 		if err == nil { // the machine has en_US.UTF-8

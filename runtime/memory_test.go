@@ -25,9 +25,11 @@ func wide(t testing.TB) *models.Version {
 		weights[i] = 1. / width
 	}
 	return write(t, &onnx.Model{
-		Name:    "wide",
-		Inputs:  []onnx.Port{{Name: "x", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 1}}},
-		Outputs: []onnx.Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 1}}},
+		Name: "wide",
+		Inputs: []onnx.ValueDescription{{Name: "x", DataType: tensor.FP32,
+			Shape: []int64{onnx.Dynamic, 1}}},
+		Outputs: []onnx.ValueDescription{{Name: "y", DataType: tensor.FP32,
+			Shape: []int64{onnx.Dynamic, 1}}},
 		Nodes: []onnx.Node{
 			{Op: "MatMul", Name: "widen", Inputs: []string{"x", "w"}, Outputs: []string{"wide"}},
 			{Op: "ReduceSum", Name: "narrow", Inputs: []string{"wide", "axes"}, Outputs: []string{

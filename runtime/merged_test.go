@@ -82,10 +82,10 @@ func onMerging(t *testing.T, play func(m *merging)) {
 			return known.Estimate("", batch)
 		})
 		v := &models.Version{Model: "m", Number: 1,
-			Inputs: []models.Port{
+			Inputs: []models.TensorSpec{
 				{Name: "x", DataType: tensor.Uint8, Shape: []int64{models.Dynamic, models.Dynamic}},
 			},
-			Outputs: []models.Port{
+			Outputs: []models.TensorSpec{
 				{Name: "y", DataType: tensor.FP32, Shape: []int64{models.Dynamic, 2}},
 			}}
 		m := &merging{
@@ -517,8 +517,9 @@ func TestMergedTypes(t *testing.T) {
 func TestMergeOtherRows(t *testing.T) {
 	x := runtimetest.Open(t)
 	v := write(t, &onnx.Model{
-		Inputs: []onnx.Port{{Name: "x", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 2}}},
-		Outputs: []onnx.Port{
+		Inputs: []onnx.ValueDescription{{Name: "x", DataType: tensor.FP32,
+			Shape: []int64{onnx.Dynamic, 2}}},
+		Outputs: []onnx.ValueDescription{
 			{Name: "y", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 2}},
 		},
 		Nodes: []onnx.Node{{

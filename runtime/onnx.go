@@ -231,8 +231,9 @@ func probeCUDA(memory int64) error {
 
 // probeModel returns the smallest model that computes something: y = Relu(x).
 func probeModel() []byte {
-	port := func(name string) []onnx.Port {
-		return []onnx.Port{{Name: name, DataType: tensor.FP32, Shape: []int64{onnx.Dynamic}}}
+	port := func(name string) []onnx.ValueDescription {
+		return []onnx.ValueDescription{{Name: name, DataType: tensor.FP32,
+			Shape: []int64{onnx.Dynamic}}}
 	}
 	m := onnx.Model{
 		Name:    "probe",

@@ -32,11 +32,12 @@ func readModel(t *testing.T, m *onnx.Model, settings map[string]string) (*models
 func biased(first int64) *onnx.Model {
 	const free = onnx.Dynamic
 	return &onnx.Model{
-		Inputs: []onnx.Port{
+		Inputs: []onnx.ValueDescription{
 			{Name: "x", DataType: tensor.FP32, Shape: []int64{free, 2}},
 			{Name: "bias", DataType: tensor.FP32, Shape: []int64{first, 2}},
 		},
-		Outputs: []onnx.Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{free, 2}}},
+		Outputs: []onnx.ValueDescription{{Name: "y", DataType: tensor.FP32, Shape: []int64{free,
+			2}}},
 		Initializers: []onnx.Initializer{
 			{Name: "bias", DataType: tensor.FP32, Shape: []int64{1, 2}, Data: floats(2, 2)},
 		},
@@ -59,10 +60,13 @@ func TestInputsWithDefaults(t *testing.T) {
 		{"config.pbtxt", 1, map[string]string{"config.pbtxt": "max_batch_size: 8\n" +
 			`input [{name: "x" data_type: TYPE_FP32 dims: [2]}, ` +
 			`{name: "bias" data_type: TYPE_FP32 dims: [2] optional: true}]`}, false},
-		{"config.pbtxt without batches", 1, map[string]string{"config.pbtxt": "max_batch_size: 0\n" +
-			"input [" + port + `, {name: "bias" data_type: TYPE_FP32 dims: [1, 2] optional: true}]`},
+		{"config.pbtxt without batches", 1,
+			map[string]string{"config.pbtxt": "max_batch_size: 0\n" +
+				"input [" + port +
+				`, {name: "bias" data_type: TYPE_FP32 dims: [1, 2] optional: true}]`},
 			false},
-		{"named", 1, map[string]string{"model.yaml": "rows_independent: true\ninputs: [{name: bias}]"},
+		{"named", 1,
+			map[string]string{"model.yaml": "rows_independent: true\ninputs: [{name: bias}]"},
 			false},
 		{"independent rows", 1, map[string]string{"model.yaml": "rows_independent: true"}, true},
 	} {
@@ -139,7 +143,8 @@ func TestOldWeights(t *testing.T) {
 	if err := os.WriteFile(path, biased(1).Marshal(), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if v, err := models.FileVersion(path); err != nil || len(v.Inputs) != 2 || !v.Inputs[1].Optional {
+	if v, err := models.FileVersion(path); err != nil || len(v.Inputs) != 2 ||
+		!v.Inputs[1].Optional {
 		t.Errorf("a file: %v, %+v", err, v)
 	}
 }
@@ -150,7 +155,8 @@ func TestWeightsThatAreInputs(t *testing.T) {
 	m := biased(1)
 	for i := range 40 {
 		name := fmt.Sprint("w", i)
-		m.Inputs = append(m.Inputs, onnx.Port{Name: name, DataType: tensor.FP32, Shape: []int64{1}})
+		m.Inputs = append(m.Inputs, onnx.ValueDescription{Name: name, DataType: tensor.FP32,
+			Shape: []int64{1}})
 		m.Initializers = append(m.Initializers, onnx.Initializer{Name: name, DataType: tensor.FP32,
 			Shape: []int64{1}, Data: floats(1)})
 	}
@@ -159,7 +165,8 @@ func TestWeightsThatAreInputs(t *testing.T) {
 		!strings.Contains(v.Config.Notes[0], "41 inputs with a default are taken for weights") {
 		t.Fatalf("%v, %+v", err, v)
 	}
-	if v, err = readModel(t, m, map[string]string{"model.yaml": "inputs: [{name: w3}]"}); err != nil ||
+	if v, err = readModel(t, m,
+		map[string]string{"model.yaml": "inputs: [{name: w3}]"}); err != nil ||
 		len(v.Inputs) != 2 || v.Inputs[1].Name != "w3" {
 		t.Errorf("named: %v, %+v", err, v)
 	}
@@ -241,14 +248,15 @@ func TestReshape(t *testing.T) {
 func TestManyInputs(t *testing.T) {
 	const count = 3000
 	m := onnx.Model{
-		Outputs: []onnx.Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, count}}},
+		Outputs: []onnx.ValueDescription{{Name: "y", DataType: tensor.FP32,
+			Shape: []int64{onnx.Dynamic, count}}},
 		Nodes: []onnx.Node{{Op: "Concat", Outputs: []string{"y"},
 			Attributes: []onnx.Attribute{{Name: "axis", Value: int64(1)}}}},
 	}
 	var inputs []tensor.Tensor
 	for i := range count {
 		name := fmt.Sprint("x", i)
-		m.Inputs = append(m.Inputs, onnx.Port{Name: name, DataType: tensor.FP32,
+		m.Inputs = append(m.Inputs, onnx.ValueDescription{Name: name, DataType: tensor.FP32,
 			Shape: []int64{onnx.Dynamic, 1}})
 		m.Nodes[0].Inputs = append(m.Nodes[0].Inputs, name)
 		inputs = append(inputs, must(tensor.Of(name, []float32{float32(i), 1}, 2, 1)))
@@ -267,8 +275,9 @@ func TestManyInputs(t *testing.T) {
 		t.Errorf("got %v", got[count-1:])
 	}
 	for i := count; i <= tensor.MaxCount; i++ {
-		m.Inputs = append(m.Inputs, onnx.Port{Name: fmt.Sprint("x", i), DataType: tensor.FP32,
-			Shape: []int64{onnx.Dynamic, 1}})
+		m.Inputs = append(m.Inputs, onnx.ValueDescription{Name: fmt.Sprint("x", i),
+			DataType: tensor.FP32,
+			Shape:    []int64{onnx.Dynamic, 1}})
 	}
 	_, err = readModel(t, &m, nil)
 	wantError(t, err, fmt.Sprintf("the model has %d inputs", tensor.MaxCount+1))
@@ -286,9 +295,11 @@ func TestEmptyHistory(t *testing.T) {
 	}
 	for _, op := range []string{"ReduceSum", "ReduceMean"} {
 		m := onnx.Model{
-			Opset:   18,
-			Inputs:  []onnx.Port{{Name: "ids", DataType: tensor.Int64, Shape: []int64{free, free}}},
-			Outputs: []onnx.Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{free, 2}}},
+			Opset: 18,
+			Inputs: []onnx.ValueDescription{{Name: "ids", DataType: tensor.Int64,
+				Shape: []int64{free, free}}},
+			Outputs: []onnx.ValueDescription{{Name: "y", DataType: tensor.FP32,
+				Shape: []int64{free, 2}}},
 			Initializers: []onnx.Initializer{
 				{Name: "t", DataType: tensor.FP32, Shape: []int64{4, 2},
 					Data: floats(1, 2, 3, 4, 5, 6, 7, 8)},
@@ -315,7 +326,8 @@ func TestEmptyHistory(t *testing.T) {
 				r.Release()
 			}
 			if !slices.Equal(answers[0], answers[1]) {
-				t.Errorf("%s of histories of %d: got %v, want %v", op, length, answers[1], answers[0])
+				t.Errorf("%s of histories of %d: got %v, want %v", op, length, answers[1],
+					answers[0])
 			}
 		}
 	}

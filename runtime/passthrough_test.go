@@ -16,14 +16,15 @@ import (
 
 // passthrough is a model whose output id is its input id, beside y = -x unless alone.
 func passthrough(dataType tensor.DataType, row []int64, batch int64, alone bool) *onnx.Model {
-	id := onnx.Port{Name: "id", DataType: dataType, Shape: append([]int64{batch}, row...)}
-	m := &onnx.Model{Inputs: []onnx.Port{id}, Outputs: []onnx.Port{id}}
+	id := onnx.ValueDescription{Name: "id", DataType: dataType, Shape: append([]int64{batch},
+		row...)}
+	m := &onnx.Model{Inputs: []onnx.ValueDescription{id}, Outputs: []onnx.ValueDescription{id}}
 	if !alone {
-		x := onnx.Port{Name: "x", DataType: tensor.FP32, Shape: []int64{batch, 3}}
+		x := onnx.ValueDescription{Name: "x", DataType: tensor.FP32, Shape: []int64{batch, 3}}
 		y := x
 		y.Name = "y"
-		m.Inputs = append([]onnx.Port{x}, m.Inputs...)
-		m.Outputs = append([]onnx.Port{y}, m.Outputs...)
+		m.Inputs = append([]onnx.ValueDescription{x}, m.Inputs...)
+		m.Outputs = append([]onnx.ValueDescription{y}, m.Outputs...)
 		m.Nodes = []onnx.Node{{Op: "Neg", Inputs: []string{"x"}, Outputs: []string{"y"}}}
 	}
 	return m
@@ -47,8 +48,8 @@ func elements(dataType tensor.DataType, n int, value byte) (data []byte) {
 	return data
 }
 
-// TestInputIsOutput: an output that is an input is the query's own input, whatever ran before in the
-// same memory. ONNX Runtime does not write such an output.
+// TestInputIsOutput: an output that is an input is the query's own input, whatever ran before in
+// the same memory. ONNX Runtime does not write such an output.
 func TestInputIsOutput(t *testing.T) {
 	x := runtimetest.Open(t)
 	ctx := context.Background()
@@ -150,8 +151,8 @@ func TestInputIsOutput(t *testing.T) {
 // initializer, by a node that only passes on, or by one that writes nothing.
 func TestReusedOutputs(t *testing.T) {
 	const free = onnx.Dynamic
-	port := func(name string, shape ...int64) onnx.Port {
-		return onnx.Port{Name: name, DataType: tensor.FP32, Shape: shape}
+	port := func(name string, shape ...int64) onnx.ValueDescription {
+		return onnx.ValueDescription{Name: name, DataType: tensor.FP32, Shape: shape}
 	}
 	constant := onnx.Initializer{
 		Name: "c", DataType: tensor.FP32, Shape: []int64{2}, Data: floats(5, 6),
@@ -163,12 +164,12 @@ func TestReusedOutputs(t *testing.T) {
 		want  func(in []float32) []float32
 	}{
 		{"initializer", onnx.Model{
-			Outputs:      []onnx.Port{port("y", free, 2), port("c", 2)},
+			Outputs:      []onnx.ValueDescription{port("y", free, 2), port("c", 2)},
 			Initializers: []onnx.Initializer{constant},
 			Nodes:        []onnx.Node{{Op: "Neg", Inputs: []string{"x"}, Outputs: []string{"y"}}},
 		}, func([]float32) []float32 { return []float32{5, 6} }},
 		{"initializer by name", onnx.Model{
-			Outputs:      []onnx.Port{port("y", free, 2), port("d", 2)},
+			Outputs:      []onnx.ValueDescription{port("y", free, 2), port("d", 2)},
 			Initializers: []onnx.Initializer{constant},
 			Nodes: []onnx.Node{
 				{Op: "Neg", Inputs: []string{"x"}, Outputs: []string{"y"}},
@@ -176,22 +177,22 @@ func TestReusedOutputs(t *testing.T) {
 			},
 		}, func([]float32) []float32 { return []float32{5, 6} }},
 		{"identity", onnx.Model{
-			Outputs: []onnx.Port{port("y", free, 2)},
+			Outputs: []onnx.ValueDescription{port("y", free, 2)},
 			Nodes:   []onnx.Node{{Op: "Identity", Inputs: []string{"x"}, Outputs: []string{"y"}}},
 		}, slices.Clone[[]float32]},
 		{"dropout", onnx.Model{
-			Outputs: []onnx.Port{port("y", free, 2)},
+			Outputs: []onnx.ValueDescription{port("y", free, 2)},
 			Nodes:   []onnx.Node{{Op: "Dropout", Inputs: []string{"x"}, Outputs: []string{"y"}}},
 		}, slices.Clone[[]float32]},
 		{"reshape", onnx.Model{
-			Outputs: []onnx.Port{port("y", free, 2)},
+			Outputs: []onnx.ValueDescription{port("y", free, 2)},
 			Nodes: []onnx.Node{
 				{Op: "Shape", Inputs: []string{"x"}, Outputs: []string{"s"}},
 				{Op: "Reshape", Inputs: []string{"x", "s"}, Outputs: []string{"y"}},
 			},
 		}, slices.Clone[[]float32]},
 		{"same value twice", onnx.Model{
-			Outputs: []onnx.Port{port("y", free, 2), port("z", free, 2)},
+			Outputs: []onnx.ValueDescription{port("y", free, 2), port("z", free, 2)},
 			Nodes: []onnx.Node{
 				{Op: "Neg", Inputs: []string{"x"}, Outputs: []string{"y"}},
 				{Op: "Identity", Inputs: []string{"y"}, Outputs: []string{"z"}},
@@ -204,7 +205,7 @@ func TestReusedOutputs(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			tt.model.Inputs = []onnx.Port{port("x", free, 2)}
+			tt.model.Inputs = []onnx.ValueDescription{port("x", free, 2)}
 			m := load(t, x, write(t, &tt.model, nil))
 			for i, batch := range []int{64, 2, 64, 1} {
 				in := make([]float32, 2*batch)

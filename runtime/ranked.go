@@ -13,8 +13,8 @@ import (
 // This file is how queries of a version with roles run: the user's inputs may be there once beside
 // many candidates.
 
-// checkRanked checks the inputs of a query of a version with roles, as checkInputs does, and returns
-// its size.
+// checkRanked checks the inputs of a query of a version with roles, as checkInputs does, and
+// returns its size.
 func checkRanked(v *models.Version, inputs []tensor.Tensor) (roles.Size, error) {
 	if _, err := checkInputs(v.Inputs, inputs, true); err != nil {
 		return roles.Size{}, err
@@ -43,8 +43,8 @@ func (m *emulatedModel) runJoined(ctx context.Context, queries [][]tensor.Tensor
 	return m.runRanked(ctx, queries)
 }
 
-// partOf returns the members' parts of an output of a merged run whose queries have these numbers of
-// rows. An output of users has one for each row, or one for each query.
+// partOf returns the members' parts of an output of a merged run whose queries have these numbers
+// of rows. An output of users has one for each row, or one for each query.
 func partsOf(r *roles.Roles, out tensor.Tensor, rows []int) ([]tensor.Tensor, error) {
 	if r != nil && r.Output(out.Name) == roles.User && len(out.Shape) > 0 &&
 		out.Shape[0] == int64(len(rows)) {
@@ -57,10 +57,11 @@ func partsOf(r *roles.Roles, out tensor.Tensor, rows []int) ([]tensor.Tensor, er
 	return tensor.Split(out, rows)
 }
 
-// randomRanked returns random inputs of a version with roles: of one user and so many rows, with one
-// value for each row of a ragged feature.
-func randomRanked(v *models.Version, rows int, zeros func(p models.Port, first int) (tensor.Tensor,
-	error)) ([]tensor.Tensor, error) {
+// randomRanked returns random inputs of a version with roles: of one user and so many rows, with
+// one value for each row of a ragged feature.
+func randomRanked(v *models.Version, rows int,
+	zeros func(p models.TensorSpec, first int) (tensor.Tensor,
+		error)) ([]tensor.Tensor, error) {
 	r := v.Roles
 	var inputs []tensor.Tensor
 	for _, p := range v.Inputs {

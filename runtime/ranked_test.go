@@ -19,8 +19,8 @@ import (
 )
 
 // rankedPort makes a port with names for its dynamic dimensions.
-func rankedPort(name string, kind tensor.DataType, dims ...any) onnx.Port {
-	p := onnx.Port{Name: name, DataType: kind, Shape: []int64{}}
+func rankedPort(name string, kind tensor.DataType, dims ...any) onnx.ValueDescription {
+	p := onnx.ValueDescription{Name: name, DataType: kind, Shape: []int64{}}
 	for _, d := range dims {
 		switch d := d.(type) {
 		case int:
@@ -94,21 +94,22 @@ var rankers = map[string]struct {
 	merges   bool
 }{
 	"of either form": {onnx.Model{
-		Inputs: []onnx.Port{
+		Inputs: []onnx.ValueDescription{
 			rankedPort("user", tensor.FP32, "u", 2), rankedPort("items", tensor.FP32, "n", 2),
 		},
-		Outputs: []onnx.Port{rankedPort("y", tensor.FP32, "n", 2)},
+		Outputs: []onnx.ValueDescription{rankedPort("y", tensor.FP32, "n", 2)},
 		Nodes: []onnx.Node{
 			{Op: "Mul", Name: "mul", Inputs: []string{"user", "items"}, Outputs: []string{"y"}},
 		},
 	}, "", true},
 	"of a user for each row": {onnx.Model{
-		Inputs: []onnx.Port{
+		Inputs: []onnx.ValueDescription{
 			rankedPort("user", tensor.FP32, "n", 2), rankedPort("items", tensor.FP32, "n", 2),
 		},
-		Outputs: []onnx.Port{rankedPort("y", tensor.FP32, "n", 2)},
+		Outputs: []onnx.ValueDescription{rankedPort("y", tensor.FP32, "n", 2)},
 		Nodes: []onnx.Node{
-			{Op: "Concat", Name: "both", Inputs: []string{"user", "items"}, Outputs: []string{"both"},
+			{Op: "Concat", Name: "both", Inputs: []string{"user", "items"},
+				Outputs:    []string{"both"},
 				Attributes: []onnx.Attribute{{Name: "axis", Value: int64(1)}}},
 			{Op: "Split", Name: "apart", Inputs: []string{"both"}, Outputs: []string{"a", "b"},
 				Attributes: []onnx.Attribute{{Name: "axis", Value: int64(1)}}},
@@ -116,12 +117,13 @@ var rankers = map[string]struct {
 		},
 	}, "requires: 2\nsent_once: [user]\n", true},
 	"of one user": {onnx.Model{
-		Inputs: []onnx.Port{
+		Inputs: []onnx.ValueDescription{
 			rankedPort("user", tensor.FP32, "u", 2), rankedPort("items", tensor.FP32, "n", 2),
 		},
-		Outputs: []onnx.Port{rankedPort("y", tensor.FP32, "n", 2)},
+		Outputs: []onnx.ValueDescription{rankedPort("y", tensor.FP32, "n", 2)},
 		Nodes: []onnx.Node{ // the sum over the users is that of the one
-			{Op: "ReduceSum", Name: "sum", Inputs: []string{"user", "axes"}, Outputs: []string{"sum"}},
+			{Op: "ReduceSum", Name: "sum", Inputs: []string{"user", "axes"},
+				Outputs: []string{"sum"}},
 			{Op: "Mul", Name: "mul", Inputs: []string{"sum", "items"}, Outputs: []string{"y"}},
 		},
 		Initializers: []onnx.Initializer{{
@@ -160,8 +162,8 @@ func TestUserOnce(t *testing.T) {
 	}
 }
 
-// pooled is a model whose answer to a row is the sum of the rows of a table for its values, beside a
-// number of the user.
+// pooled is a model whose answer to a row is the sum of the rows of a table for its values, beside
+// a number of the user.
 func pooled() onnx.Model {
 	table := make([]float32, 20)
 	for i := range table {
@@ -182,20 +184,24 @@ func pooled() onnx.Model {
 		return n
 	}
 	return onnx.Model{
-		Inputs: []onnx.Port{
-			rankedPort("user", tensor.FP32, "u", 2), rankedPort("tags_values", tensor.Int64, "total"),
+		Inputs: []onnx.ValueDescription{
+			rankedPort("user", tensor.FP32, "u", 2), rankedPort("tags_values", tensor.Int64,
+				"total"),
 			rankedPort("tags_lengths", tensor.Int64, "n"),
 		},
-		Outputs: []onnx.Port{rankedPort("y", tensor.FP32, "n", 2), rankedPort("of_user", tensor.FP32, "u", 2)},
+		Outputs: []onnx.ValueDescription{rankedPort("y", tensor.FP32, "n", 2),
+			rankedPort("of_user", tensor.FP32, "u", 2)},
 		Nodes: []onnx.Node{
 			node("Gather", "rows", "w", "tags_values"), node("CumSum", "sums", "rows", "axis"),
-			node("Concat", "from_zero", "zero", "sums"), node("CumSum", "ends", "tags_lengths", "axis"),
+			node("Concat", "from_zero", "zero", "sums"), node("CumSum", "ends", "tags_lengths",
+				"axis"),
 			node("Sub", "starts", "ends", "tags_lengths"), node("Gather", "a", "from_zero", "ends"),
 			node("Gather", "b", "from_zero", "starts"), node("Sub", "bags", "a", "b"),
 			node("Add", "y", "bags", "user"), node("Neg", "of_user", "user"),
 		},
 		Initializers: []onnx.Initializer{
-			constant("w", tensor.FP32, w.Data, 10, 2), constant("axis", tensor.Int64, make([]byte, 8)),
+			constant("w", tensor.FP32, w.Data, 10, 2), constant("axis", tensor.Int64, make([]byte,
+				8)),
 			constant("zero", tensor.FP32, make([]byte, 8), 1, 2),
 		},
 	}
@@ -218,9 +224,12 @@ func TestRaggedMerged(t *testing.T) {
 		return made
 	}
 	queries := [][]tensor.Tensor{
-		{tensorOf(t, "user", []float32{100, 200}, 1, 2), ids("tags_values", 1, 2, 3), ids("tags_lengths", 2, 0, 1)},
-		{tensorOf(t, "user", []float32{300, 400}, 1, 2), ids("tags_values", 9), ids("tags_lengths", 1)},
-		{tensorOf(t, "user", []float32{500, 600}, 1, 2), ids("tags_values", 4, 5), ids("tags_lengths", 0, 2)},
+		{tensorOf(t, "user", []float32{100, 200}, 1, 2), ids("tags_values", 1, 2, 3),
+			ids("tags_lengths", 2, 0, 1)},
+		{tensorOf(t, "user", []float32{300, 400}, 1, 2), ids("tags_values", 9), ids("tags_lengths",
+			1)},
+		{tensorOf(t, "user", []float32{500, 600}, 1, 2), ids("tags_values", 4, 5),
+			ids("tags_lengths", 0, 2)},
 	}
 	wants := [][]float32{{106, 208, 100, 200, 106, 207}, {318, 419}, {500, 600, 518, 620}}
 	for i, q := range queries {
@@ -248,21 +257,24 @@ func TestRaggedMerged(t *testing.T) {
 		for i, q := range queries {
 			running.Go(func() {
 				result, err := lanes.Do(t.Context(), runtime.Query{
-					Model: model, Inputs: q, BatchSize: len(wants[i]) / 2, Roles: v.Roles, Profile: "m/1",
-					Merge: names.MergeDeadline, LargestBatch: 64, QoSTarget: time.Minute,
+					Model: model, Inputs: q, BatchSize: len(wants[i]) / 2, Roles: v.Roles,
+					Profile: "m/1",
+					Merge:   names.MergeDeadline, LargestBatch: 64, QoSTarget: time.Minute,
 				})
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				defer result.Release()
-				if err := v.Roles.Answer(result.Outputs, roles.Size{Rows: len(wants[i]) / 2}); err != nil {
+				if err := v.Roles.Answer(result.Outputs,
+					roles.Size{Rows: len(wants[i]) / 2}); err != nil {
 					t.Error(err)
 				}
 				got, err := tensor.Values[float32](result.Outputs[0])
 				of := result.Outputs[1]
 				if err != nil || !slices.Equal(got, wants[i]) || of.Shape[0] != 1 {
-					t.Errorf("round %d, query %d: got %v and of the user %v, %v, want %v", round, i, got,
+					t.Errorf("round %d, query %d: got %v and of the user %v, %v, want %v", round,
+						i, got,
 						of.Shape, err, wants[i])
 				}
 			})

@@ -58,7 +58,8 @@ func decisions(actions []lane.Action, numbers map[*lane.Query]int) string {
 		fmt.Fprintf(&b, "%d reason %d member %d retry %v waiting %d %d", a.Kind, a.Reason, a.Member,
 			a.RetryAfter, a.Waiting, a.WaitingBytes)
 		if q := a.Query; q != nil {
-			fmt.Fprintf(&b, " query %d lane %d %v %v", numbers[q], q.Lane(), q.IsOnCore(), q.Started())
+			fmt.Fprintf(&b, " query %d lane %d %v %v", numbers[q], q.Lane(), q.IsOnCore(),
+				q.Started())
 		}
 		if a.Run != nil {
 			for _, q := range a.Run.Members {
@@ -152,10 +153,10 @@ func overload(t *testing.T, lanes *runtime.Lanes) {
 		return time.Duration(100+20*rows) * time.Microsecond
 	})
 	v := &models.Version{Model: "m", Number: 1,
-		Inputs: []models.Port{
+		Inputs: []models.TensorSpec{
 			{Name: "x", DataType: tensor.Uint8, Shape: []int64{models.Dynamic}},
 		},
-		Outputs: []models.Port{
+		Outputs: []models.TensorSpec{
 			{Name: "y", DataType: tensor.FP32, Shape: []int64{models.Dynamic}},
 		}}
 	model := runtime.Divisible(load(t, x, v), load(t, x, v))

@@ -26,17 +26,19 @@ func TestScalars(t *testing.T) {
 		tensor.Bytes: append(binary.LittleEndian.AppendUint32(nil, 4), "text"...),
 	} {
 		for _, alone := range []bool{false, true} {
-			s := onnx.Port{Name: "s", DataType: dataType, Shape: []int64{}}
+			s := onnx.ValueDescription{Name: "s", DataType: dataType, Shape: []int64{}}
 			out := s
 			out.Name = "out"
 			m := onnx.Model{
-				Inputs: []onnx.Port{s}, Outputs: []onnx.Port{out},
-				Nodes: []onnx.Node{{Op: "Identity", Inputs: []string{"s"}, Outputs: []string{"out"}}},
+				Inputs: []onnx.ValueDescription{s}, Outputs: []onnx.ValueDescription{out},
+				Nodes: []onnx.Node{{Op: "Identity", Inputs: []string{"s"},
+					Outputs: []string{"out"}}},
 			}
 			inputs := []tensor.Tensor{{Name: "s", DataType: dataType, Shape: []int64{}, Data: one}}
 			rows := []float32{1, 2, 3, 4, 5, 6}
 			if !alone {
-				port := onnx.Port{Name: "x", DataType: tensor.FP32, Shape: []int64{free, 2}}
+				port := onnx.ValueDescription{Name: "x", DataType: tensor.FP32,
+					Shape: []int64{free, 2}}
 				m.Inputs = append(m.Inputs, port)
 				port.Name = "y"
 				m.Outputs = append(m.Outputs, port)
@@ -82,7 +84,8 @@ func TestScalars(t *testing.T) {
 // whatever the settings say.
 func TestScalarKeepsQueriesWhole(t *testing.T) {
 	m := relu([]int64{onnx.Dynamic, 2}, []int64{onnx.Dynamic, 2})
-	m.Outputs = append(m.Outputs, onnx.Port{Name: "sum", DataType: tensor.FP32, Shape: []int64{}})
+	m.Outputs = append(m.Outputs, onnx.ValueDescription{Name: "sum", DataType: tensor.FP32,
+		Shape: []int64{}})
 	m.Nodes = append(m.Nodes, onnx.Node{Op: "ReduceSum", Inputs: []string{"x"},
 		Outputs:    []string{"sum"},
 		Attributes: []onnx.Attribute{{Name: "keepdims", Value: int64(0)}}})
@@ -120,11 +123,12 @@ func TestHalvesOfAnyShape(t *testing.T) {
 	const free = onnx.Dynamic
 	x := runtimetest.Open(t)
 	for _, dataType := range []tensor.DataType{tensor.FP16, tensor.BF16} {
-		port := onnx.Port{Name: "x", DataType: dataType, Shape: []int64{free, free, free}}
+		port := onnx.ValueDescription{Name: "x", DataType: dataType, Shape: []int64{free, free,
+			free}}
 		out := port
 		out.Name = "y"
 		loaded := load(t, x, write(t, &onnx.Model{
-			Inputs: []onnx.Port{port}, Outputs: []onnx.Port{out},
+			Inputs: []onnx.ValueDescription{port}, Outputs: []onnx.ValueDescription{out},
 			Nodes: []onnx.Node{{Op: "Identity", Inputs: []string{"x"}, Outputs: []string{"y"}}},
 		}, nil))
 		for _, shape := range [][]int64{{64, 2, 3}, {2, 1, 5}, {3, 0, 4}} {

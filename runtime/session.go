@@ -63,7 +63,7 @@ type session struct {
 	version *models.Version
 	stamps  stamps // of the files when the version was loaded; nil for a further session of it
 	threads threads
-	inputs  []models.Port
+	inputs  []models.TensorSpec
 	// defaults are the values of inputs that a query leaves out, by input; nil: there are none.
 	defaults []tensor.Tensor
 	outputs  []port
@@ -107,7 +107,7 @@ type session struct {
 
 // A port is an output and the size of one of its rows.
 type port struct {
-	models.Port
+	models.TensorSpec
 	// rowElements is the product of all dimensions but the first; of all dimensions, if there is no
 	// batch. It is -1 if it depends on the query; ONNX Runtime then allocates the output.
 	rowElements int
@@ -368,7 +368,8 @@ func (o *ONNX) wholeSession(ctx context.Context, s *session, v *models.Version,
 	}
 	plain, err := o.plainSession(v, s.threads, common, inputs, outputs, nil)
 	if err != nil {
-		if s := o.withTablesOffCard(v, signature, s.threads, common, inputs, outputs, err); s != nil {
+		if s := o.withTablesOffCard(v, signature, s.threads, common, inputs, outputs,
+			err); s != nil {
 			return s, nil
 		}
 	}
@@ -406,7 +407,7 @@ func (o *ONNX) cutSession(v *models.Version, cut *onnx.Graph, t threads, common 
 // readDefaults reads the values of optional inputs. ONNX Runtime has them too, but the binding has
 // a session take the same inputs in each run.
 func (s *session) readDefaults() error {
-	isOptional := func(p models.Port) bool { return p.Optional }
+	isOptional := func(p models.TensorSpec) bool { return p.Optional }
 	if !slices.ContainsFunc(s.inputs, isOptional) {
 		return nil
 	}
@@ -497,7 +498,7 @@ func (o *ONNX) plainSession(v *models.Version, t threads, common sharedTensors, 
 // hasMaps reports whether the file of v has outputs that are no tensors where v has some, so that
 // ONNX Runtime cannot be given the file as it is.
 func hasMaps(v *models.Version) bool {
-	return slices.ContainsFunc(v.Outputs, func(p models.Port) bool { return p.Labels != nil })
+	return slices.ContainsFunc(v.Outputs, func(p models.TensorSpec) bool { return p.Labels != nil })
 }
 
 // sessionOf creates a session of a model that is in memory, with the external data beside v's file.
@@ -567,7 +568,7 @@ func (o *ONNX) rewrittenSession(k *kernels.Rewritten, v *models.Version, t threa
 }
 
 // rowElements returns port.rowElements of an output.
-func rowElements(out models.Port, batchless bool) int {
+func rowElements(out models.TensorSpec, batchless bool) int {
 	if out.DataType == tensor.Bytes || len(out.Shape) == 0 {
 		return -1
 	}

@@ -94,11 +94,11 @@ var (
 func embedding() (*onnx.Model, map[string][]byte) {
 	m := &onnx.Model{
 		Name: "embedding",
-		Inputs: []onnx.Port{
+		Inputs: []onnx.ValueDescription{
 			{Name: "dense", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 4}},
 			{Name: "ids", DataType: tensor.Int64, Shape: []int64{onnx.Dynamic, 2}},
 		},
-		Outputs: []onnx.Port{
+		Outputs: []onnx.ValueDescription{
 			{Name: "score", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 3}},
 		},
 		Nodes: []onnx.Node{
@@ -223,8 +223,8 @@ func identity(dynamic bool) *onnx.Model {
 			shape[1] = onnx.Dynamic
 		}
 		in, out := "in_"+string(d), "out_"+string(d)
-		m.Inputs = append(m.Inputs, onnx.Port{Name: in, DataType: d, Shape: shape})
-		m.Outputs = append(m.Outputs, onnx.Port{Name: out, DataType: d, Shape: shape})
+		m.Inputs = append(m.Inputs, onnx.ValueDescription{Name: in, DataType: d, Shape: shape})
+		m.Outputs = append(m.Outputs, onnx.ValueDescription{Name: out, DataType: d, Shape: shape})
 		m.Nodes = append(m.Nodes, onnx.Node{
 			Op: "Identity", Name: out, Inputs: []string{in}, Outputs: []string{out},
 		})
@@ -308,8 +308,9 @@ func wantError(t *testing.T, err error, parts ...string) {
 // A model whose output has another number of rows than its inputs.
 func TestRunOtherRows(t *testing.T) {
 	x := runtimetest.Open(t)
-	port := func(name string) []onnx.Port {
-		return []onnx.Port{{Name: name, DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 2}}}
+	port := func(name string) []onnx.ValueDescription {
+		return []onnx.ValueDescription{{Name: name, DataType: tensor.FP32,
+			Shape: []int64{onnx.Dynamic, 2}}}
 	}
 	m := load(t, x, write(t, &onnx.Model{
 		Inputs:  port("x"),
@@ -335,9 +336,11 @@ func TestRunOtherRows(t *testing.T) {
 func TestStringsWithZeroBytes(t *testing.T) {
 	x := runtimetest.Open(t)
 	model := &onnx.Model{
-		Inputs:  []onnx.Port{{Name: "in", DataType: tensor.Bytes, Shape: []int64{onnx.Dynamic}}},
-		Outputs: []onnx.Port{{Name: "out", DataType: tensor.Bytes, Shape: []int64{onnx.Dynamic}}},
-		Nodes:   []onnx.Node{{Op: "Identity", Inputs: []string{"in"}, Outputs: []string{"out"}}},
+		Inputs: []onnx.ValueDescription{{Name: "in", DataType: tensor.Bytes,
+			Shape: []int64{onnx.Dynamic}}},
+		Outputs: []onnx.ValueDescription{{Name: "out", DataType: tensor.Bytes,
+			Shape: []int64{onnx.Dynamic}}},
+		Nodes: []onnx.Node{{Op: "Identity", Inputs: []string{"in"}, Outputs: []string{"out"}}},
 	}
 	m := load(t, x, write(t, model, nil))
 	for data, want := range map[string]string{
@@ -451,8 +454,8 @@ func TestRunErrors(t *testing.T) {
 func slow() *onnx.Model {
 	shape := []int64{onnx.Dynamic, 256}
 	m := &onnx.Model{
-		Inputs:  []onnx.Port{{Name: "x0", DataType: tensor.FP32, Shape: shape}},
-		Outputs: []onnx.Port{{Name: "x200", DataType: tensor.FP32, Shape: shape}},
+		Inputs:  []onnx.ValueDescription{{Name: "x0", DataType: tensor.FP32, Shape: shape}},
+		Outputs: []onnx.ValueDescription{{Name: "x200", DataType: tensor.FP32, Shape: shape}},
 		Initializers: []onnx.Initializer{
 			{Name: "w", DataType: tensor.FP32, Shape: []int64{256, 256},
 				Data: make([]byte, 4*256*256)},
@@ -563,10 +566,11 @@ func TestWarm(t *testing.T) {
 	wantError(t, runtime.Warm(context.Background(), lanes, m, v), v.Path, "is out of bounds")
 	// what fails for a shape that nobody said says so, and leaves out no batch size
 	product := onnx.Model{
-		Inputs: []onnx.Port{
+		Inputs: []onnx.ValueDescription{
 			{Name: "x", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, onnx.Dynamic}},
 		},
-		Outputs: []onnx.Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 1}}},
+		Outputs: []onnx.ValueDescription{{Name: "y", DataType: tensor.FP32,
+			Shape: []int64{onnx.Dynamic, 1}}},
 		Initializers: []onnx.Initializer{
 			{Name: "w", DataType: tensor.FP32, Shape: []int64{2, 1}, Data: floats(1, 2)},
 		},

@@ -44,7 +44,7 @@ func (o *ONNX) cutUsers(v *models.Version, quiet bool) (*onnx.Graph, *userCut) {
 	for i := range v.Inputs {
 		p := &v.Inputs[i]
 		cut.isUser[i], cut.isRow[i] = p.Role == roles.User, p.HasRows()
-		if slices.ContainsFunc(v.Outputs, func(out models.Port) bool {
+		if slices.ContainsFunc(v.Outputs, func(out models.TensorSpec) bool {
 			return out.Name == p.Name
 		}) {
 			return fail(fmt.Errorf("input %q is an output too", p.Name))

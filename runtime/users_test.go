@@ -192,14 +192,14 @@ func dividesProducts(t *testing.T, v *models.Version) bool {
 
 // TestUserBesideScalar: what belongs to the query as a whole is left as it is.
 func TestUserBesideScalar(t *testing.T) {
-	port := func(name string, shape ...int64) onnx.Port {
-		return onnx.Port{Name: name, DataType: tensor.FP32, Shape: shape}
+	port := func(name string, shape ...int64) onnx.ValueDescription {
+		return onnx.ValueDescription{Name: name, DataType: tensor.FP32, Shape: shape}
 	}
 	m := &onnx.Model{
-		Inputs: []onnx.Port{
+		Inputs: []onnx.ValueDescription{
 			port("x", onnx.Dynamic, 2), port("user_x", onnx.Dynamic, 2), port("scale"),
 		},
-		Outputs: []onnx.Port{port("y", onnx.Dynamic, 2)},
+		Outputs: []onnx.ValueDescription{port("y", onnx.Dynamic, 2)},
 		Nodes: []onnx.Node{
 			{Op: "Add", Name: "sum", Inputs: []string{"x", "user_x"}, Outputs: []string{"sum"}},
 			{Op: "Mul", Name: "y", Inputs: []string{"sum", "scale"}, Outputs: []string{"y"}},

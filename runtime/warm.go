@@ -23,8 +23,8 @@ import (
 // a batch size after 20 ms of execution. With a context of [Lanes.Considerate] it pauses only while
 // queries come.
 //
-// A run that fails may have failed for a shape that Warm has chosen. Then Warm goes on with the next
-// batch size, and its error wraps a [ShapeError] in the end.
+// A run that fails may have failed for a shape that Warm has chosen. Then Warm goes on with the
+// next batch size, and its error wraps a [ShapeError] in the end.
 func Warm(ctx context.Context, l *Lanes, m Model, v *models.Version) error {
 	if err := warmModel(ctx, l, m, v); err != nil {
 		return fmt.Errorf("warm %s: %w", v.Path, err)
@@ -56,8 +56,8 @@ type ShapeError struct {
 func (e *ShapeError) Error() string { return e.Err.Error() }
 func (e *ShapeError) Unwrap() error { return e.Err }
 
-// shapeError returns the error of a warm-up run as a [ShapeError] if it may be for the shapes of the
-// inputs; else nil. An index that is out of bounds is not for the batch size.
+// shapeError returns the error of a warm-up run as a [ShapeError] if it may be for the shapes of
+// the inputs; else nil. An index that is out of bounds is not for the batch size.
 func shapeError(ctx context.Context, err error, v *models.Version) *ShapeError {
 	e := &ShapeError{Err: err}
 	for i := range v.Inputs {
@@ -196,7 +196,7 @@ func (l *Lanes) Calm() bool {
 func RandomInputs(r *rand.Rand, v *models.Version, batch int) ([]tensor.Tensor, error) {
 	var inputs []tensor.Tensor
 	if v.Roles != nil {
-		return randomRanked(v, batch, func(p models.Port, first int) (tensor.Tensor, error) {
+		return randomRanked(v, batch, func(p models.TensorSpec, first int) (tensor.Tensor, error) {
 			p.Shape = slices.Clone(p.Shape)
 			if len(p.Shape) > 0 && p.Shape[0] == models.Dynamic {
 				p.Shape[0] = int64(first)
@@ -226,7 +226,7 @@ func RandomInputs(r *rand.Rand, v *models.Version, batch int) ([]tensor.Tensor, 
 
 // fill sets t's elements to random values: integers within the port's id bounds (0 if it has none),
 // floats in [0, 1). 16-bit floats and strings stay 0 and empty.
-func fill(r *rand.Rand, p models.Port, t *tensor.Tensor) {
+func fill(r *rand.Rand, p models.TensorSpec, t *tensor.Tensor) {
 	size := t.DataType.Size()
 	if size == 0 {
 		return

@@ -201,10 +201,10 @@ func versionOf(m *control.Model) *models.Version {
 }
 
 // PortsOf converts the inputs or outputs in a model's metadata.
-func PortsOf(metadata []*inference.ModelMetadataResponse_TensorMetadata) []models.Port {
-	ports := make([]models.Port, len(metadata))
+func PortsOf(metadata []*inference.ModelMetadataResponse_TensorMetadata) []models.TensorSpec {
+	ports := make([]models.TensorSpec, len(metadata))
 	for i, m := range metadata {
-		ports[i] = models.Port{
+		ports[i] = models.TensorSpec{
 			Name: m.GetName(), DataType: tensor.DataType(m.GetDatatype()), Shape: m.GetShape(),
 		}
 	}

@@ -74,7 +74,7 @@ func (h *Health) Settled() bool { return h.settled.Load() }
 func (h *Health) Shutdown() { h.server.Shutdown() }
 
 // Observe updates a model's status after a change of one of its versions.
-func (h *Health) Observe(e models.Event) {
+func (h *Health) Observe(e models.VersionEvent) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.serve[e.Model] == nil {

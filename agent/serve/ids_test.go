@@ -44,8 +44,8 @@ func tables(t *testing.T, dir string) {
 	shape := []int64{onnx.Dynamic, 2}
 	for _, moved := range []bool{false, true} {
 		m := onnx.Model{
-			Inputs:  []onnx.Port{{Name: "ids", DataType: tensor.Int64, Shape: shape}},
-			Outputs: []onnx.Port{{Name: "rows", DataType: tensor.FP32, Shape: shape}},
+			Inputs:  []onnx.ValueDescription{{Name: "ids", DataType: tensor.Int64, Shape: shape}},
+			Outputs: []onnx.ValueDescription{{Name: "rows", DataType: tensor.FP32, Shape: shape}},
 			Nodes: []onnx.Node{{Op: "Gather", Name: "/secret/Gather",
 				Inputs: []string{"table", "ids"}, Outputs: []string{"rows"}}},
 			Initializers: []onnx.Initializer{
@@ -110,7 +110,8 @@ func TestIDsOutsideOfTables(t *testing.T) {
 			ids.Name = "in"
 		}
 		failed := agenttest.Counted(a.Inside, "muster_failed_queries_total", tt.model, "invalid")
-		resp, err := a.GRPC.ModelInfer(t.Context(), agenttest.RawRequest(tt.model, []tensor.Tensor{ids}))
+		resp, err := a.GRPC.ModelInfer(t.Context(), agenttest.RawRequest(tt.model,
+			[]tensor.Tensor{ids}))
 		code, body := a.Do("POST", "/v2/models/"+tt.model+"/infer", fmt.Sprintf(
 			`{"inputs":[{"name":%q,"datatype":"INT64","shape":[1,2],"data":[%d,%d]}]}`, ids.Name,
 			tt.ids[0], tt.ids[1]))
@@ -143,7 +144,8 @@ func TestIDsOutsideOfTables(t *testing.T) {
 				t.Errorf("%s: got %q, want %q and nothing of ONNX Runtime's", name, text, tt.want)
 			}
 		}
-		if n := agenttest.Counted(a.Inside, "muster_failed_queries_total", tt.model, "invalid") - failed; n != 2 {
+		if n := agenttest.Counted(a.Inside, "muster_failed_queries_total", tt.model,
+			"invalid") - failed; n != 2 {
 			t.Errorf("%s: counted as the client's fault %v times, want 2", name, n)
 		}
 	}

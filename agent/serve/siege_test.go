@@ -153,7 +153,8 @@ func TestClientOfOneModel(t *testing.T) {
 func TestGatewayOfAnother(t *testing.T) {
 	files := agenttest.NewCA(t)
 	config := agenttest.Config(t)
-	config.Security.APIKeysFile = files.Write("keys", "ads: "+agenttest.AdsKey+"\nfeed: "+agenttest.FeedKey+"\n")
+	config.Security.APIKeysFile = files.Write("keys",
+		"ads: "+agenttest.AdsKey+"\nfeed: "+agenttest.FeedKey+"\n")
 	config.Security.AccessFile = files.Write("access", "clients: {'*': {models: ['*']}}\n")
 	a := agenttest.Start(t, config, agenttest.Emulated())
 	a.Leads() // before it does, Match is refused
@@ -240,8 +241,8 @@ func TestGatewayOfAnother(t *testing.T) {
 	}
 }
 
-// TestLostRights: what is open ends when its client loses its API key, or the right to have it open;
-// the same of other clients goes on.
+// TestLostRights: what is open ends when its client loses its API key, or the right to have it
+// open; the same of other clients goes on.
 func TestLostRights(t *testing.T) {
 	files := agenttest.NewCA(t)
 	const keys = "feed: " + agenttest.FeedKey + "\n"
@@ -377,7 +378,8 @@ func TestLostRights(t *testing.T) {
 	files.Write("access", "clients: {other: {models: ['*']}}\n")
 	refresh()
 	for what, streams := range all {
-		if err := streams.feed(); what != "dashboard" && status.Code(err) != codes.PermissionDenied {
+		if err := streams.feed(); what != "dashboard" &&
+			status.Code(err) != codes.PermissionDenied {
 			t.Errorf("%s of a client without an entry: %v", what, err)
 		}
 	}
@@ -521,7 +523,8 @@ func TestStalledQueries(t *testing.T) {
 		}
 	}
 	<-sent // a call is refused before the whole of it has been sent
-	if held := agenttest.Held(a.Inside, "serve: bytes of queries"); int64(held) != config.MaxWaitingBytes {
+	if held := agenttest.Held(a.Inside,
+		"serve: bytes of queries"); int64(held) != config.MaxWaitingBytes {
 		t.Errorf("%d bytes are held, want %d", held, config.MaxWaitingBytes)
 	}
 	more := liveBytes() - before
@@ -560,7 +563,7 @@ func TestLargerModel(t *testing.T) {
 	}
 	ask("ResourceExhausted")
 	a.Server().Loaded(&models.Version{
-		Inputs: []models.Port{
+		Inputs: []models.TensorSpec{
 			{Name: "ids", DataType: tensor.Int64, Shape: []int64{models.Dynamic, 1000}},
 		},
 		Config: models.Config{LargestBatchSize: 1000},
@@ -569,7 +572,8 @@ func TestLargerModel(t *testing.T) {
 	ask("InvalidArgument")
 }
 
-// TestAnswersWithoutRoom: a query whose answer finds no room is refused, and counts as failed alone.
+// TestAnswersWithoutRoom: a query whose answer finds no room is refused, and counts as failed
+// alone.
 func TestAnswersWithoutRoom(t *testing.T) {
 	config := agenttest.Config(t)
 	config.MaxWaitingBytes = 64 << 10
@@ -600,15 +604,18 @@ func TestAnswersWithoutRoom(t *testing.T) {
 		}
 	}
 	if refused < n-17 {
-		t.Errorf("%d of %d queries are refused, want those whose answers are above the limit", refused, n)
+		t.Errorf("%d of %d queries are refused, want those whose answers are above the limit",
+			refused, n)
 	}
 	for series, want := range map[string]float64{
-		`muster_queries_total{model="ncf",version="1"}`:                            float64(n - refused),
+		`muster_queries_total{model="ncf",version="1"}`: float64(n -
+			refused),
 		`muster_failed_queries_total{model="ncf",reason="overloaded",version="1"}`: float64(refused),
 	} {
 		wantMetric(a, series, want)
 	}
-	stats, err := a.GRPC.ModelStatistics(t.Context(), &inference.ModelStatisticsRequest{Name: "ncf"})
+	stats, err := a.GRPC.ModelStatistics(t.Context(),
+		&inference.ModelStatisticsRequest{Name: "ncf"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -638,7 +645,8 @@ func TestUnreadAnswers(t *testing.T) {
 		} else if code == "ResourceExhausted" {
 			refused++
 		}
-		if held := agenttest.Held(a.Inside, "serve: bytes of answers"); int64(held) > config.MaxWaitingBytes {
+		if held := agenttest.Held(a.Inside,
+			"serve: bytes of answers"); int64(held) > config.MaxWaitingBytes {
 			t.Fatalf("answers of %d bytes are held, want at most %d", held, config.MaxWaitingBytes)
 		}
 	}
@@ -699,7 +707,8 @@ func TestForgedAttempt(t *testing.T) {
 	a := agenttest.Start(t, agenttest.Config(t), agenttest.Emulated())
 	attempt := control.Attempt{Gateway: 7, Sequence: 1, Attempt: 1, Waited: 1 << 62}
 	ctx := metadata.AppendToOutgoingContext(t.Context(), control.AttemptHeader, attempt.String())
-	if _, err := a.GRPC.ModelInfer(ctx, agenttest.WithTimeout(agenttest.NCFRequest(1), time.Hour)); err != nil {
+	if _, err := a.GRPC.ModelInfer(ctx, agenttest.WithTimeout(agenttest.NCFRequest(1),
+		time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	resp, err := a.GRPC.ModelStatistics(t.Context(), &inference.ModelStatisticsRequest{Name: "ncf"})
@@ -755,7 +764,8 @@ func TestRefusedWithTimeout(t *testing.T) {
 		_, err = stream.Recv()
 	}
 	agenttest.WantCode(t, err, "Unauthenticated", "no credentials")
-	if got := agenttest.Counted(a.Inside, "muster_refusals_total", secure.ReasonUnauthenticated); got != 2*callers*
+	if got := agenttest.Counted(a.Inside, "muster_refusals_total",
+		secure.ReasonUnauthenticated); got != 2*callers*
 		each+1 {
 		t.Errorf("%v refusals are counted, want one for each call", got)
 	}
@@ -785,8 +795,8 @@ func TestStalledStream(t *testing.T) {
 	}
 }
 
-// TestUnreadRefusals: who reads no answers on a stream of queries has hardly more queries begun than
-// calls could be open, though refusals count no bytes.
+// TestUnreadRefusals: who reads no answers on a stream of queries has hardly more queries begun
+// than calls could be open, though refusals count no bytes.
 func TestUnreadRefusals(t *testing.T) {
 	a := agenttest.Start(t, agenttest.Config(t), agenttest.Emulated())
 	const most = 1024 // what one connection may have of calls

@@ -28,7 +28,7 @@ const (
 // wire with up to perElement bytes an element. The largest batch size determines it. It is limit if
 // the inputs have other free dimensions or strings, or if it would exceed limit. free is
 // whether the first dimension is no batch size.
-func largestQuery(inputs []models.Port, largestBatchSize int, free bool, perElement,
+func largestQuery(inputs []models.TensorSpec, largestBatchSize int, free bool, perElement,
 	limit int64) int64 {
 	total := int64(envelope)
 	for _, p := range inputs {
@@ -52,7 +52,7 @@ func largestQuery(inputs []models.Port, largestBatchSize int, free bool, perElem
 
 // allowLargest raises the gRPC server's limit on a query's size to that of a model with these
 // inputs.
-func (s *Server) allowLargest(inputs []models.Port, largestBatchSize int, free bool) {
+func (s *Server) allowLargest(inputs []models.TensorSpec, largestBatchSize int, free bool) {
 	n := largestQuery(inputs, largestBatchSize, free, protobufElement,
 		min(s.config.MaxWaitingBytes, math.MaxInt32))
 	for {

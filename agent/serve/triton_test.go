@@ -339,8 +339,8 @@ func TestModelConfig(t *testing.T) {
 func relu(t *testing.T, folder string, shape ...int64) {
 	t.Helper()
 	m := onnx.Model{
-		Inputs:  []onnx.Port{{Name: "x", DataType: tensor.FP32, Shape: shape}},
-		Outputs: []onnx.Port{{Name: "y", DataType: tensor.FP32, Shape: shape}},
+		Inputs:  []onnx.ValueDescription{{Name: "x", DataType: tensor.FP32, Shape: shape}},
+		Outputs: []onnx.ValueDescription{{Name: "y", DataType: tensor.FP32, Shape: shape}},
 		Nodes:   []onnx.Node{{Op: "Relu", Inputs: []string{"x"}, Outputs: []string{"y"}}},
 	}
 	if err := os.MkdirAll(folder, 0o755); err != nil {

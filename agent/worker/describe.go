@@ -217,7 +217,7 @@ func (w *Worker) platformOf(v *models.Version) string {
 	return "onnxruntime_onnx"
 }
 
-func tensorMetadata(ports []models.Port) []*inference.ModelMetadataResponse_TensorMetadata {
+func tensorMetadata(ports []models.TensorSpec) []*inference.ModelMetadataResponse_TensorMetadata {
 	metadata := make([]*inference.ModelMetadataResponse_TensorMetadata, len(ports))
 	for i, p := range ports {
 		metadata[i] = &inference.ModelMetadataResponse_TensorMetadata{
@@ -227,7 +227,7 @@ func tensorMetadata(ports []models.Port) []*inference.ModelMetadataResponse_Tens
 	return metadata
 }
 
-func idBounds(ports []models.Port) map[string][]int64 {
+func idBounds(ports []models.TensorSpec) map[string][]int64 {
 	bounds := map[string][]int64{}
 	for i := range ports {
 		p := &ports[i]
@@ -238,7 +238,7 @@ func idBounds(ports []models.Port) map[string][]int64 {
 	return bounds
 }
 
-func optionalOf(ports []models.Port) (names []string) {
+func optionalOf(ports []models.TensorSpec) (names []string) {
 	for i := range ports {
 		if ports[i].Optional {
 			names = append(names, ports[i].Name)
@@ -251,7 +251,7 @@ func optionalOf(ports []models.Port) (names []string) {
 // Chosen: some hundred classes of usual names.
 const maxLabels = 4 << 10
 
-func labelsOf(ports []models.Port) map[string][]string {
+func labelsOf(ports []models.TensorSpec) map[string][]string {
 	labels := map[string][]string{}
 	for i := range ports {
 		p := &ports[i]

@@ -19,8 +19,8 @@ import (
 // and one with an optional input and a scalar.
 func TestForeignModels(t *testing.T) {
 	const free = onnx.Dynamic
-	port := func(name string, shape ...int64) onnx.Port {
-		return onnx.Port{Name: name, DataType: tensor.FP32, Shape: shape}
+	port := func(name string, shape ...int64) onnx.ValueDescription {
+		return onnx.ValueDescription{Name: name, DataType: tensor.FP32, Shape: shape}
 	}
 	constant := func(name string, shape ...int64) onnx.Initializer {
 		n, _ := tensor.Elements(shape)
@@ -28,14 +28,16 @@ func TestForeignModels(t *testing.T) {
 			Data: make([]byte, 4*n)}
 	}
 	product := onnx.Model{
-		Inputs: []onnx.Port{port("x", free, free)}, Outputs: []onnx.Port{port("y", free, 1)},
+		Inputs:       []onnx.ValueDescription{port("x", free, free)},
+		Outputs:      []onnx.ValueDescription{port("y", free, 1)},
 		Initializers: []onnx.Initializer{constant("w", 6, 1)},
-		Nodes:        []onnx.Node{{Op: "MatMul", Inputs: []string{"x", "w"}, Outputs: []string{"y"}}},
+		Nodes: []onnx.Node{{Op: "MatMul", Inputs: []string{"x", "w"},
+			Outputs: []string{"y"}}},
 	}
 	scaled := onnx.Model{
-		Inputs: []onnx.Port{{Name: "s", DataType: tensor.FP32, Shape: []int64{}},
+		Inputs: []onnx.ValueDescription{{Name: "s", DataType: tensor.FP32, Shape: []int64{}},
 			port("x", free, 2), port("bias", 1, 2)},
-		Outputs:      []onnx.Port{port("y", free, 2)},
+		Outputs:      []onnx.ValueDescription{port("y", free, 2)},
 		Initializers: []onnx.Initializer{constant("bias", 1, 2)},
 		Nodes: []onnx.Node{
 			{Op: "Mul", Inputs: []string{"x", "s"}, Outputs: []string{"z"}},

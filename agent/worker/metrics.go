@@ -325,7 +325,7 @@ func (v *versionMetrics) failedHere(err error, after time.Duration) {
 }
 
 // observeEvent updates the metrics of state and loads after a change of a version's state.
-func (m *metrics) observeEvent(e models.Event) {
+func (m *metrics) observeEvent(e models.VersionEvent) {
 	key := VersionKey{e.Model, e.Version}
 	m.mu.Lock()
 	if m.states[key] = e.State; e.Gone {

@@ -36,7 +36,7 @@ func TestMetricsForget(t *testing.T) {
 		return n
 	}
 	state := func(version int64, s models.VersionState, gone bool) {
-		e := models.Event{
+		e := models.VersionEvent{
 			Status: models.Status{Model: "ncf", Version: version, State: s}, Gone: gone,
 		}
 		if s == models.Ready {

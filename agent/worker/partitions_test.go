@@ -108,7 +108,7 @@ type testHost struct{}
 
 func (testHost) InstanceType() profiles.InstanceType { return "r5n.large" }
 func (testHost) Draining() bool                      { return false }
-func (testHost) Observe(models.Event)                {}
+func (testHost) Observe(models.VersionEvent)         {}
 
 // TestLoadWhileLanesMove: a model that loads while lanes move serves on the lanes that follow, with
 // sessions for them, whether they move before it has warmed up or after.

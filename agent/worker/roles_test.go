@@ -42,17 +42,18 @@ func rankerVersion(t *testing.T) *models.Version {
 	v := &models.Version{Model: "m", Number: 1, Roles: r, Config: models.DefaultConfig()}
 	v.Config.LargestBatchSize = 4
 	for _, p := range r.Inputs {
-		v.Inputs = append(v.Inputs, models.Port{
+		v.Inputs = append(v.Inputs, models.TensorSpec{
 			Name: p.Name, DataType: tensor.Int64, Shape: []int64{models.Dynamic}, Role: p.Role,
 		})
 	}
-	v.Outputs = []models.Port{{Name: "scores", DataType: tensor.FP32, Shape: []int64{models.Dynamic},
-		Role: roles.Row}}
+	v.Outputs = []models.TensorSpec{{Name: "scores", DataType: tensor.FP32,
+		Shape: []int64{models.Dynamic},
+		Role:  roles.Row}}
 	return v
 }
 
-// TestValidateRoles: the size of a query is that of its candidates, and what does not fit is refused
-// with the input, the row and the value.
+// TestValidateRoles: the size of a query is that of its candidates, and what does not fit is
+// refused with the input, the row and the value.
 func TestValidateRoles(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -67,9 +68,11 @@ func TestValidateRoles(t *testing.T) {
 			ids(t, "tag_lengths", 0, 0)}, roles.Size{Rows: 2, Users: 2}, 2, ""},
 		{"none", []tensor.Tensor{ids(t, "user", 7), ids(t, "items"), ids(t, "tags"),
 			ids(t, "tag_lengths")}, roles.Size{Users: 1}, 1, ""},
-		{"two users", []tensor.Tensor{ids(t, "user", 7, 8), ids(t, "items", 1, 2, 3), ids(t, "tags"),
+		{"two users", []tensor.Tensor{ids(t, "user", 7, 8), ids(t, "items", 1, 2, 3), ids(t,
+			"tags"),
 			ids(t, "tag_lengths", 0, 0, 0)}, roles.Size{}, 0, `input "user": 2 users, want 1`},
-		{"too many", []tensor.Tensor{ids(t, "user", 7), ids(t, "items", 1, 2, 3, 4, 5), ids(t, "tags"),
+		{"too many", []tensor.Tensor{ids(t, "user", 7), ids(t, "items", 1, 2, 3, 4, 5), ids(t,
+			"tags"),
 			ids(t, "tag_lengths", 0, 0, 0, 0, 0)}, roles.Size{}, 0, "batch size 5, want 0 to 4"},
 		{"lengths", []tensor.Tensor{ids(t, "user", 7), ids(t, "items", 1, 2), ids(t, "tags", 5),
 			ids(t, "tag_lengths", 0, 2)}, roles.Size{}, 0,
@@ -80,21 +83,23 @@ func TestValidateRoles(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			q, err := validate(rankerVersion(t), &oip.Request{Model: "m", Inputs: tt.inputs})
 			if tt.refusal != "" {
-				if !errors.Is(err, outcome.ErrInvalid) || !strings.Contains(err.Error(), tt.refusal) {
+				if !errors.Is(err, outcome.ErrInvalid) || !strings.Contains(err.Error(),
+					tt.refusal) {
 					t.Errorf("got %v, want %q", err, tt.refusal)
 				}
 				return
 			}
 			if err != nil || q.size != tt.size || q.batchSize != tt.batch {
-				t.Errorf("got %+v of batch size %d, %v, want %+v of %d", q.size, q.batchSize, err, tt.size,
+				t.Errorf("got %+v of batch size %d, %v, want %+v of %d", q.size, q.batchSize, err,
+					tt.size,
 					tt.batch)
 			}
 		})
 	}
 }
 
-// TestOneRowForAll: of a model without roles an input with one row is that of all rows of the others,
-// unless the settings say that nothing is sent once.
+// TestOneRowForAll: of a model without roles an input with one row is that of all rows of the
+// others, unless the settings say that nothing is sent once.
 func TestOneRowForAll(t *testing.T) {
 	v := rankerVersion(t)
 	v.Roles, v.Inputs = nil, v.Inputs[:2]
@@ -119,7 +124,8 @@ func TestOneRowForAll(t *testing.T) {
 	_, err := validate(v, &oip.Request{
 		Model: "m", Inputs: []tensor.Tensor{ids(t, "user", 7), ids(t, "items", 1, 2, 3)},
 	})
-	if err == nil || !strings.Contains(err.Error(), `input "items": batch size 3, but input "user" has 1`) {
+	if err == nil || !strings.Contains(err.Error(),
+		`input "items": batch size 3, but input "user" has 1`) {
 		t.Errorf("with sent_once: false: got %v", err)
 	}
 }

@@ -22,7 +22,8 @@ type validatedRequest struct {
 	batchSize int             // in [1, the model's largest]
 	first     string          // the input that says it
 	once      bool            // an input has one row
-	// size is what a query of a version with roles has; its Rows may be 0, and inputs have one then.
+	// size is what a query of a version with roles has; its Rows may be 0, and inputs have one
+	// then.
 	size roles.Size
 	// positions of the wanted outputs in the signature, in the request's order
 	outputs []int
@@ -126,8 +127,8 @@ func plainRoles(v *models.Version) *roles.Roles {
 	return roles.OfShapes(names, shapes)
 }
 
-// checkBatch checks an input's batch size, and takes it for that of the query if it is the first. An
-// input with one row may be for all rows of the others.
+// checkBatch checks an input's batch size, and takes it for that of the query if it is the first.
+// An input with one row may be for all rows of the others.
 func (q *validatedRequest) checkBatch(v *models.Version, t *tensor.Tensor) error {
 	batchSize := t.Shape[0]
 	if largest := v.Config.LargestBatchSize; batchSize < 1 || batchSize > int64(largest) {
@@ -151,7 +152,7 @@ func (q *validatedRequest) checkBatch(v *models.Version, t *tensor.Tensor) error
 }
 
 // checkTensor checks an input's type and shape, except the batch size.
-func checkTensor(v *models.Version, p *models.Port, t *tensor.Tensor) error {
+func checkTensor(v *models.Version, p *models.TensorSpec, t *tensor.Tensor) error {
 	if t.DataType != p.DataType {
 		return outcome.Invalid("input %q: type %s, want %s", t.Name, t.DataType, p.DataType)
 	}
@@ -223,7 +224,7 @@ func checkContents(t *tensor.Tensor) error {
 }
 
 // checkIDs checks that every id of t is in its range. checkContents must have accepted t.
-func checkIDs(p *models.Port, t *tensor.Tensor) error {
+func checkIDs(p *models.TensorSpec, t *tensor.Tensor) error {
 	if len(p.IDBounds) == 0 && len(p.InferredBounds) == 0 {
 		return nil
 	}
@@ -253,7 +254,7 @@ type integer interface {
 	tensor.Element
 }
 
-func idsWithin[T integer](p *models.Port, t *tensor.Tensor) error {
+func idsWithin[T integer](p *models.TensorSpec, t *tensor.Tensor) error {
 	ids, err := tensor.Values[T](*t)
 	if err != nil {
 		return err
@@ -334,7 +335,7 @@ func chooseOutputs(v *models.Version, wanted []oip.RequestedOutput) ([]int, erro
 	return positions, nil
 }
 
-func portIndex(ports []models.Port, name string) int {
+func portIndex(ports []models.TensorSpec, name string) int {
 	for i := range ports { // by index: a Port is large, and there are few
 		if ports[i].Name == name {
 			return i
@@ -344,7 +345,7 @@ func portIndex(ports []models.Port, name string) int {
 }
 
 // portNames lists the names of ports for error messages: `"dense", "ids"`.
-func portNames(ports []models.Port) string {
+func portNames(ports []models.TensorSpec) string {
 	names := make([]string, len(ports))
 	for i, p := range ports {
 		names[i] = fmt.Sprintf("%q", p.Name)
@@ -353,7 +354,7 @@ func portNames(ports []models.Port) string {
 }
 
 // formatShape formats the shape of an input of v with N as the batch size: [N 4].
-func formatShape(v *models.Version, p *models.Port) string {
+func formatShape(v *models.Version, p *models.TensorSpec) string {
 	if v.Batchless || !p.HasRows() {
 		return fmt.Sprint(p.Shape)
 	}

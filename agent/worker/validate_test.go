@@ -73,7 +73,8 @@ func TestValidateAllocations(t *testing.T) {
 func TestZeroByte(t *testing.T) {
 	v := &models.Version{}
 	v.Config.LargestBatchSize = 10
-	v.Inputs = []models.Port{{Name: "x", DataType: tensor.Bytes, Shape: []int64{models.Dynamic}}}
+	v.Inputs = []models.TensorSpec{{Name: "x", DataType: tensor.Bytes,
+		Shape: []int64{models.Dynamic}}}
 	req := &oip.Request{Inputs: []tensor.Tensor{{
 		Name: "x", DataType: tensor.Bytes, Shape: []int64{2},
 		Data: []byte("\x01\x00\x00\x00a\x03\x00\x00\x00b\x00c"),
@@ -86,39 +87,44 @@ func TestZeroByte(t *testing.T) {
 	}
 }
 
-// TestIDs: ids are within the bounds of the configuration, or of the model's tables, which ids count
-// from the end too.
+// TestIDs: ids are within the bounds of the configuration, or of the model's tables, which ids
+// count from the end too.
 func TestIDs(t *testing.T) {
 	const n = models.Dynamic
 	for _, tt := range []struct {
-		port models.Port
+		port models.TensorSpec
 		ids  []int64 // of one item
 		want string
 	}{
-		{models.Port{Shape: []int64{n, 2}, InferredBounds: []int64{5}}, []int64{-5, 4}, ""},
-		{models.Port{Shape: []int64{n, 2}, InferredBounds: []int64{5}}, []int64{4, 5},
+		{models.TensorSpec{Shape: []int64{n, 2}, InferredBounds: []int64{5}}, []int64{-5, 4}, ""},
+		{models.TensorSpec{Shape: []int64{n, 2}, InferredBounds: []int64{5}}, []int64{4, 5},
 			"id 5 at position [1 1], want -5 to 4"},
-		{models.Port{Shape: []int64{n, 2}, InferredBounds: []int64{5}}, []int64{-6, 0},
+		{models.TensorSpec{Shape: []int64{n, 2}, InferredBounds: []int64{5}}, []int64{-6, 0},
 			"id -6 at position [1 0], want -5 to 4"},
-		{models.Port{Shape: []int64{n, 2}, InferredBounds: []int64{5}}, []int64{math.MinInt64, 0},
+		{models.TensorSpec{Shape: []int64{n, 2}, InferredBounds: []int64{5}},
+			[]int64{math.MinInt64, 0},
 			"id -9223372036854775808 at position [1 0], want -5 to 4"},
-		{models.Port{Shape: []int64{n, 3}, InferredBounds: []int64{5, 0, 7}},
+		{models.TensorSpec{Shape: []int64{n, 3}, InferredBounds: []int64{5, 0, 7}},
 			[]int64{4, math.MinInt64, -7}, ""},
-		{models.Port{Shape: []int64{n, 3}, InferredBounds: []int64{5, 0, 7}},
+		{models.TensorSpec{Shape: []int64{n, 3}, InferredBounds: []int64{5, 0, 7}},
 			[]int64{4, math.MaxInt64, 6}, ""},
-		{models.Port{Shape: []int64{n, 3}, InferredBounds: []int64{5, 0, 7}}, []int64{4, -1, 7},
+		{models.TensorSpec{Shape: []int64{n, 3}, InferredBounds: []int64{5, 0, 7}}, []int64{4, -1,
+			7},
 			"id 7 at position [1 2], want -7 to 6"},
-		{models.Port{Shape: []int64{n, 2}, IDBounds: []int64{5}}, []int64{0, -1},
+		{models.TensorSpec{Shape: []int64{n, 2}, IDBounds: []int64{5}}, []int64{0, -1},
 			"id -1 at position [1 1], want 0 to 4"},
-		{models.Port{Shape: []int64{n, 2}, IDBounds: []int64{5, 9}, InferredBounds: []int64{7}},
+		{models.TensorSpec{Shape: []int64{n, 2}, IDBounds: []int64{5, 9},
+			InferredBounds: []int64{7}},
 			[]int64{4, 7}, "id 7 at position [1 1], want 0 to 6"}, // of two models of an ensemble
-		{models.Port{Shape: []int64{n, 2}, IDBounds: []int64{5}, InferredBounds: []int64{1 << 62}},
+		{models.TensorSpec{Shape: []int64{n, 2}, IDBounds: []int64{5},
+			InferredBounds: []int64{1 << 62}},
 			[]int64{4, math.MaxInt64}, "id 9223372036854775807 at position [1 1], want 0 to 4"},
-		{models.Port{Shape: []int64{n, 2}, InferredBounds: []int64{1 << 62}},
-			[]int64{math.MinInt64, math.MaxInt64}, "want -4611686018427387904 to 4611686018427387903"},
+		{models.TensorSpec{Shape: []int64{n, 2}, InferredBounds: []int64{1 << 62}},
+			[]int64{math.MinInt64, math.MaxInt64},
+			"want -4611686018427387904 to 4611686018427387903"},
 	} {
 		tt.port.Name, tt.port.DataType = "ids", tensor.Int64
-		v := &models.Version{Inputs: []models.Port{tt.port}}
+		v := &models.Version{Inputs: []models.TensorSpec{tt.port}}
 		v.Config.LargestBatchSize = 10
 		ids := append(make([]int64, len(tt.ids)), tt.ids...) // the first item is all zero
 		in, err := tensor.Of("ids", ids, 2, int64(len(tt.ids)))
@@ -173,7 +179,8 @@ func TestScalarsAndEmptyDimensions(t *testing.T) {
 		req := &oip.Request{}
 		for i, shape := range tt.ports {
 			name := string(rune('a' + i))
-			p := models.Port{Name: name, DataType: tensor.Int64, Shape: shape, IDBounds: []int64{4}}
+			p := models.TensorSpec{Name: name, DataType: tensor.Int64, Shape: shape,
+				IDBounds: []int64{4}}
 			if len(shape) == 2 && shape[1] == 2 {
 				p.IDBounds = []int64{4, 5}
 			}

@@ -70,7 +70,7 @@ type Fleet interface {
 }
 
 // A Health is told of each change of a version's state.
-type Health interface{ Observe(models.Event) }
+type Health interface{ Observe(models.VersionEvent) }
 
 // An Admission decides which versions may be loaded.
 type Admission interface {
@@ -261,7 +261,7 @@ func (w *Worker) Complete(v *control.View) { w.estimates.addProfiles(v) }
 func (w *Worker) Learned() uint64 { return w.estimates.learnedTimes.Load() }
 
 // observeEvent handles a change of a model version's state.
-func (w *Worker) observeEvent(e models.Event) {
+func (w *Worker) observeEvent(e models.VersionEvent) {
 	w.metrics.observeEvent(e)
 	w.config.Health.Observe(e)
 	w.config.Fleet.SelfChanged()
@@ -523,7 +523,8 @@ func (w *Worker) reportEnd(t *attempt, err error) {
 
 // completedAlone tells the leader, which is this agent, of a query that ran or was refused without
 // the leader's decision; ran is empty if it was refused with err.
-func (w *Worker) completedAlone(v *models.Version, id control.Attempt, q validatedRequest, bytes int64,
+func (w *Worker) completedAlone(v *models.Version, id control.Attempt, q validatedRequest,
+	bytes int64,
 	arrival time.Time, ran executedRun, err error) {
 	c := &control.Completed{
 		Gateway: id.Gateway, Sequence: id.Sequence, Attempt: id.Attempt, Model: v.Model,

@@ -239,7 +239,7 @@ func (m TrainedModel) write(f *TrainedFamily) func(folder string) error {
 		p := f.options.provenanceOf(m.Size)
 		c.Generated = &p
 		for _, port := range graph.Inputs {
-			in := models.Port{Name: port.Name, DataType: port.DataType, Shape: port.Shape}
+			in := models.TensorSpec{Name: port.Name, DataType: port.DataType, Shape: port.Shape}
 			if port.Name == idsInput {
 				in.IDBounds = []int64{ids}
 			}
@@ -267,11 +267,11 @@ func (m TrainedModel) write(f *TrainedFamily) func(folder string) error {
 func (n *net) toONNX(name string) *onnx.Model {
 	m := &onnx.Model{
 		Name: name, Producer: "muster", ProducerVersion: generator,
-		Inputs: []onnx.Port{
+		Inputs: []onnx.ValueDescription{
 			{Name: denseInput, DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, dense}},
 			{Name: idsInput, DataType: tensor.Int64, Shape: []int64{onnx.Dynamic, features}},
 		},
-		Outputs: []onnx.Port{
+		Outputs: []onnx.ValueDescription{
 			{Name: output, DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 1}},
 		},
 	}

@@ -92,7 +92,7 @@ func (d *drawnInputs) Batch(v *models.Version, first, n int) ([]tensor.Tensor, e
 }
 
 // drawGroup appends the values of an input for a hundred rows.
-func (d *drawnInputs) drawGroup(random *rand.Rand, p models.Port, t *tensor.Tensor) {
+func (d *drawnInputs) drawGroup(random *rand.Rand, p models.TensorSpec, t *tensor.Tensor) {
 	columns, run := 1, 1 // elements of the second dimension, and of one of them
 	for i, s := range p.Shape[1:] {
 		if i == 0 {

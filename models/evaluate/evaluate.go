@@ -119,7 +119,7 @@ func placesOf(v, first *models.Version) (places []int, err error) {
 	}
 	for _, out := range v.Outputs {
 		at := slices.IndexFunc(first.Outputs,
-			func(p models.Port) bool { return p.Name == out.Name })
+			func(p models.TensorSpec) bool { return p.Name == out.Name })
 		if at < 0 {
 			return nil, fmt.Errorf("%s has output %q, %s does not", v, out.Name, first)
 		}

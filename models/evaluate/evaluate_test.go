@@ -20,12 +20,12 @@ import (
 func version(name string) *models.Version {
 	return &models.Version{
 		Model: name, Number: 1, Config: models.DefaultConfig(),
-		Inputs: []models.Port{
+		Inputs: []models.TensorSpec{
 			{Name: "x", DataType: tensor.FP32, Shape: []int64{models.Dynamic, 2}},
 			{Name: "id", DataType: tensor.Int64, Shape: []int64{models.Dynamic, 1},
 				IDBounds: []int64{9}},
 		},
-		Outputs: []models.Port{
+		Outputs: []models.TensorSpec{
 			{Name: "p", DataType: tensor.FP32, Shape: []int64{models.Dynamic, 2}},
 		},
 	}
@@ -174,7 +174,7 @@ func TestOrderOfOutputs(t *testing.T) {
 		v := version(name)
 		v.Outputs = nil
 		for _, o := range outputs {
-			v.Outputs = append(v.Outputs, models.Port{Name: o, DataType: tensor.FP32})
+			v.Outputs = append(v.Outputs, models.TensorSpec{Name: o, DataType: tensor.FP32})
 		}
 		return Subject{Version: v, Run: func(ctx context.Context, inputs []tensor.Tensor,
 			use func([]tensor.Tensor) error) error {
@@ -240,7 +240,7 @@ func TestTop10(t *testing.T) {
 // Rows do not depend on the batch in which they are asked for; a hundred rows share their users.
 func TestDraw(t *testing.T) {
 	v := version("m")
-	v.Inputs[1] = models.Port{Name: "id", DataType: tensor.Int64,
+	v.Inputs[1] = models.TensorSpec{Name: "id", DataType: tensor.Int64,
 		Shape: []int64{models.Dynamic, 2}, IDBounds: []int64{1000, 10}}
 	v.Config.Tables = []models.EmbeddingTable{{Name: "mf_user"}, {Name: "mf_item"}}
 	rows, err := Draw(v, 1000, 7)

@@ -351,7 +351,7 @@ func elementAsFloat(t tensor.Tensor, i int) float64 {
 
 // convertTensor returns the tensor with the data type of p: floats become floats, integers
 // integers.
-func convertTensor(t tensor.Tensor, p models.Port) (tensor.Tensor, error) {
+func convertTensor(t tensor.Tensor, p models.TensorSpec) (tensor.Tensor, error) {
 	from, to := t.DataType, p.DataType
 	if from != to && !(isFloat(from) && isFloat(to)) && !(isInteger(from) && isInteger(to)) {
 		return tensor.Tensor{}, fmt.Errorf("array %q holds %s, expected %s", p.Name, from, to)

@@ -24,8 +24,8 @@ const (
 	// some thousand nodes, and rows of some thousand ids.
 	maxSteps    = 1 << 17
 	maxElements = 1 << 18
-	// maxFollowed bounds the elements that are followed in all. Chosen: they take some 10 ms, little
-	// beside a load.
+	// maxFollowed bounds the elements that are followed in all. Chosen: they take some 10 ms,
+	// little beside a load.
 	maxFollowed = 1 << 23
 	// maxRows bounds an inferred bound, so that twice as much is a number too.
 	maxRows = 1 << 62
@@ -66,7 +66,7 @@ type follower struct {
 }
 
 // inferBounds returns Signature.Bounds of a graph with these inputs and outputs.
-func inferBounds(inputs, outputs []Port, steps []step,
+func inferBounds(inputs, outputs []ValueDescription, steps []step,
 	constants map[string]constant) map[string][]int64 {
 	f := &follower{steps: steps, constants: constants, routes: map[string]route{},
 		shapes: map[string][]int64{}}
@@ -147,7 +147,7 @@ func byColumn(shape, bounds []int64) []int64 {
 }
 
 // liveSteps reports which steps ONNX Runtime has to run for the outputs.
-func (f *follower) liveSteps(outputs []Port) []bool {
+func (f *follower) liveSteps(outputs []ValueDescription) []bool {
 	needed := map[string]bool{}
 	for _, p := range outputs {
 		needed[p.Name] = true

@@ -17,11 +17,12 @@ import (
 
 // lookups is a model whose input ids, of the shape, goes through nodes, which make "y". It has
 // tables t10, t20 and t30 of as many rows, and the lists of integers of constants.
-func lookups(kind tensor.DataType, shape []int64, constants map[string][]int64, nodes ...Node) *Model {
+func lookups(kind tensor.DataType, shape []int64, constants map[string][]int64,
+	nodes ...Node) *Model {
 	m := &Model{
 		Name:    "lookups",
-		Inputs:  []Port{{Name: "ids", DataType: kind, Shape: shape}},
-		Outputs: []Port{{Name: "y", DataType: tensor.FP32}},
+		Inputs:  []ValueDescription{{Name: "ids", DataType: kind, Shape: shape}},
+		Outputs: []ValueDescription{{Name: "y", DataType: tensor.FP32}},
 		Nodes:   nodes,
 	}
 	for _, rows := range []int64{10, 20, 30} {
@@ -32,7 +33,8 @@ func lookups(kind tensor.DataType, shape []int64, constants map[string][]int64, 
 	}
 	for name, list := range constants {
 		m.Initializers = append(m.Initializers, Initializer{
-			Name: name, DataType: tensor.Int64, Shape: []int64{int64(len(list))}, Data: ints(list...),
+			Name: name, DataType: tensor.Int64, Shape: []int64{int64(len(list))},
+			Data: ints(list...),
 		})
 	}
 	m.Initializers = append(m.Initializers, Initializer{
@@ -112,7 +114,8 @@ func TestBounds(t *testing.T) {
 		"list":        {of(n), "y = Gather(t10, ids)", []int64{10}},
 		"any columns": {of(n, n), "y = Gather(t10, ids)", []int64{10}},
 		"second axis": {three, "y = Gather(t10, ids) axis=-1", []int64{4}},
-		"two tables":  {three, "a = Gather(t20, ids); b = Gather(t10, ids); y = Add(a, b)", []int64{10}},
+		"two tables": {three, "a = Gather(t20, ids); b = Gather(t10, ids); y = Add(a, b)",
+			[]int64{10}},
 		"split": {three, "a, b = Split(ids, two) axis=1; c = Gather(t10, a); d = Gather(t20, b); " +
 			"y = Concat(c, d) axis=1", []int64{10, 10, 20}},
 		"part of it": {three, "a, b = Split(ids, two) axis=1; y = Gather(t20, b)",
@@ -184,7 +187,10 @@ func TestBounds(t *testing.T) {
 func TestBoundsOfTables(t *testing.T) {
 	for _, data := range []func(*Initializer){
 		func(*Initializer) {},
-		func(i *Initializer) { i.Data, i.External = nil, External{Location: "t.data", Length: 160} },
+		func(i *Initializer) {
+			i.Data, i.External = nil, External{Location: "t.data",
+				Length: 160}
+		},
 	} {
 		m := lookups(tensor.Int64, []int64{Dynamic, 3}, nil, nodes(t, "y = Gather(t10, ids)")...)
 		data(&m.Initializers[0])

@@ -571,7 +571,7 @@ func (c *cutter) repeatOutputs() {
 func (c *cutter) declareInputs() error {
 	g := c.graph
 	var kept []wireField
-	declare := func(p Port, first string) {
+	declare := func(p ValueDescription, first string) {
 		p.Dims = append(slices.Clone(p.Dims), make([]string, len(p.Shape)-len(p.Dims))...)
 		p.Dims[0] = first
 		var e encoder
@@ -589,7 +589,8 @@ func (c *cutter) declareInputs() error {
 			if f.number == graphValueInfo && c.classOfValue(name) == ofUsers {
 				continue
 			}
-			i := slices.IndexFunc(g.Signature.Inputs, func(p Port) bool { return p.Name == name })
+			i := slices.IndexFunc(g.Signature.Inputs,
+				func(p ValueDescription) bool { return p.Name == name })
 			if f.number == graphInput && slices.Contains(c.users, name) {
 				p := g.Signature.Inputs[i]
 				p.Shape = slices.Clone(p.Shape)
@@ -600,7 +601,7 @@ func (c *cutter) declareInputs() error {
 		}
 		kept = append(kept, f)
 	}
-	declare(Port{Name: c.index, DataType: tensor.Int64, Shape: []int64{Dynamic}}, "")
+	declare(ValueDescription{Name: c.index, DataType: tensor.Int64, Shape: []int64{Dynamic}}, "")
 	g.graph, g.ranks = kept, nil
 	return nil
 }

@@ -42,7 +42,7 @@ type Dimension struct {
 type Flow struct {
 	values  map[string]flowValue
 	symbols []string // by symbol: the ragged input that it stands for, or ""
-	outputs []Port
+	outputs []ValueDescription
 }
 
 // A symbol stands for a number that is not known before the run.
@@ -221,7 +221,7 @@ func (f *flowAnalysis) newSize() size {
 	return size{1, []symbol{f.next - 1}}
 }
 
-func (f *flowAnalysis) inputValue(p Port, stated map[string]roles.Role) flowValue {
+func (f *flowAnalysis) inputValue(p ValueDescription, stated map[string]roles.Role) flowValue {
 	role, said := stated[p.Name]
 	switch {
 	case said:

@@ -14,16 +14,17 @@ import (
 // flowModel is a model of inputs "x" [rows, 4], "s" [rows, 6, 4], "ids" [rows, 3] and, of users,
 // "u" [users, 4] and "h" [users, 6, 4], whose nodes make "y".
 func flowModel(opset int64, made ...Node) *Model {
-	floats := func(name string, shape ...int64) Port {
-		return Port{Name: name, DataType: tensor.FP32, Shape: append([]int64{Dynamic}, shape...)}
+	floats := func(name string, shape ...int64) ValueDescription {
+		return ValueDescription{Name: name, DataType: tensor.FP32, Shape: append([]int64{Dynamic},
+			shape...)}
 	}
 	m := &Model{
 		Name: "flow", Opset: opset, Nodes: made,
-		Inputs: []Port{
+		Inputs: []ValueDescription{
 			floats("x", 4), floats("s", 6, 4), floats("u", 4), floats("h", 6, 4),
 			{Name: "ids", DataType: tensor.Int64, Shape: []int64{Dynamic, 3}},
 		},
-		Outputs: []Port{{Name: "y", DataType: tensor.FP32}},
+		Outputs: []ValueDescription{{Name: "y", DataType: tensor.FP32}},
 	}
 	weight := func(name string, shape ...int64) {
 		n := int64(1)
@@ -105,7 +106,8 @@ func TestFlow(t *testing.T) {
 			"the number of rows is used as a number"},
 		{"n=Shape(x); a=Gather(n, first); p=Range(first, a, second); y=Cast(p) to=1",
 			"the number of rows is used as a number"},
-		{"n=Shape(s); a=Slice(n, zero, one); b=Concat(a, last) axis=0; y=Reshape(s, b)", "[rows 24]"},
+		{"n=Shape(s); a=Slice(n, zero, one); b=Concat(a, last) axis=0; y=Reshape(s, b)",
+			"[rows 24]"},
 		{"n=Shape(x); y=Expand(v, n)", "[rows 4]"},
 		{"n=Shape(u); y=Reshape(x, n)", "[rows 4]"},
 		{"n=Shape(x); a=Gather(n, second); b=Cast(a) to=1; y=Div(x, b)", "[rows 4]"},

@@ -27,8 +27,8 @@ func TestGraphKeepsBytes(t *testing.T) {
 	weights[3] = 0x40 // 2, 0, 0, ...
 	m := Model{
 		Name:    "g",
-		Inputs:  []Port{{Name: "x", DataType: tensor.FP32, Shape: []int64{Dynamic, 2}}},
-		Outputs: []Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{Dynamic, 3}}},
+		Inputs:  []ValueDescription{{Name: "x", DataType: tensor.FP32, Shape: []int64{Dynamic, 2}}},
+		Outputs: []ValueDescription{{Name: "y", DataType: tensor.FP32, Shape: []int64{Dynamic, 3}}},
 		Nodes: []Node{
 			{Op: "MatMul", Name: "a", Inputs: []string{"x", "w"}, Outputs: []string{"h"}},
 			{Op: "Foo", Domain: "my.ops", Name: "b", Inputs: []string{"h"}, Outputs: []string{"y"},

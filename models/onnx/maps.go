@@ -185,7 +185,8 @@ func (g *Graph) replaceMaps() {
 					continue
 				}
 				var e encoder
-				e.writeMessage(graphOutput, Port{Name: name, DataType: elementTypes[floatElement]}.encode)
+				e.writeMessage(graphOutput, ValueDescription{Name: name,
+					DataType: elementTypes[floatElement]}.encode)
 				f.raw, f.body = e.b, nil
 			}
 		}

@@ -11,15 +11,15 @@ import (
 // Dynamic is the value, in a shape, of a dimension whose size the model does not fix.
 const Dynamic = -1
 
-// A Port is an input or an output of a model.
-type Port struct {
+// A ValueDescription is an input or an output of a model.
+type ValueDescription struct {
 	Name     string
 	DataType tensor.DataType
-	// Shape is the size of each dimension, or Dynamic. It is empty, not nil, for a scalar, and nil if
-	// the model does not declare it.
+	// Shape is the size of each dimension, or Dynamic. It is empty, not nil, for a scalar, and nil
+	// if the model does not declare it.
 	Shape []int64
-	// Dims are the names that the file gives the dimensions (dim_param), as many as Shape has: equal
-	// names mean equal sizes. A dimension without a name has "". Nil if none has a name.
+	// Dims are the names that the file gives the dimensions (dim_param), as many as Shape has:
+	// equal names mean equal sizes. A dimension without a name has "". Nil if none has a name.
 	Dims []string
 	// Labels name the columns of an output that the file declares as a sequence of maps, from a
 	// label to its value: the tensor of the values takes its place. Nil for any other port.
@@ -111,8 +111,8 @@ const (
 )
 
 // isExternal returns whether a TensorProto's elements are in another file, after a field
-// data_location of value v; before is what was known so far. Protobuf reads an enum as 32 bits of the
-// number, and ignores a value that it does not know.
+// data_location of value v; before is what was known so far. Protobuf reads an enum as 32 bits of
+// the number, and ignores a value that it does not know.
 func isExternal(before bool, v uint64) bool {
 	switch int32(v) {
 	case locationDefault:

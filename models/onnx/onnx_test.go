@@ -19,8 +19,10 @@ func linear() *Model {
 	return &Model{
 		Name:     "linear",
 		Producer: "test",
-		Inputs:   []Port{{Name: "x", DataType: tensor.FP32, Shape: []int64{Dynamic, 2}}},
-		Outputs:  []Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{Dynamic, 1}}},
+		Inputs: []ValueDescription{{Name: "x", DataType: tensor.FP32, Shape: []int64{Dynamic,
+			2}}},
+		Outputs: []ValueDescription{{Name: "y", DataType: tensor.FP32, Shape: []int64{Dynamic,
+			1}}},
 		Nodes: []Node{
 			{Op: "MatMul", Name: "mul", Inputs: []string{"x", "w"}, Outputs: []string{"y"}},
 		},
@@ -41,14 +43,15 @@ func write(t *testing.T, data []byte) string {
 
 func TestReadSignature(t *testing.T) {
 	m := linear()
-	m.Inputs = append(m.Inputs, Port{
+	m.Inputs = append(m.Inputs, ValueDescription{
 		Name: "ids", DataType: tensor.Int64, Shape: []int64{Dynamic, 4, Dynamic},
-	}, Port{Name: "scalar", DataType: tensor.FP32, Shape: []int64{}},
-		Port{Name: "any", DataType: tensor.FP32})
-	m.Outputs = append(m.Outputs, Port{Name: "z", DataType: tensor.FP16}, Port{
-		Name: "each", DataType: tensor.FP32, Shape: []int64{Dynamic, 2, Dynamic},
-		Dims: []string{"n", "", "history"},
-	})
+	}, ValueDescription{Name: "scalar", DataType: tensor.FP32, Shape: []int64{}},
+		ValueDescription{Name: "any", DataType: tensor.FP32})
+	m.Outputs = append(m.Outputs, ValueDescription{Name: "z", DataType: tensor.FP16},
+		ValueDescription{
+			Name: "each", DataType: tensor.FP32, Shape: []int64{Dynamic, 2, Dynamic},
+			Dims: []string{"n", "", "history"},
+		})
 	m.Nodes[0].Attributes = []Attribute{
 		{"a", int64(-3)}, {"b", []int64{1, 2}}, {"c", float32(0.5)}, {"d", "text"},
 	}
@@ -56,7 +59,8 @@ func TestReadSignature(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range []*Port{&m.Inputs[0], &m.Inputs[1], &m.Outputs[0]} { // the writer's name
+	// the writer's name
+	for _, p := range []*ValueDescription{&m.Inputs[0], &m.Inputs[1], &m.Outputs[0]} {
 		p.Dims = make([]string, len(p.Shape))
 		p.Dims[0] = "batch"
 	}
@@ -80,11 +84,11 @@ func TestReadSignatureOfAnotherTool(t *testing.T) {
 		Producer:  "onnx-helper",
 		Opset:     17,
 		Domains:   map[string]int64{"com.microsoft": 1},
-		Inputs: []Port{{
+		Inputs: []ValueDescription{{
 			Name: "x", DataType: tensor.FP32, Shape: []int64{Dynamic, 4}, Dims: []string{"n", ""},
 		}},
-		Outputs: []Port{{Name: "y", DataType: tensor.FP32}},
-		Defaults: []Port{
+		Outputs: []ValueDescription{{Name: "y", DataType: tensor.FP32}},
+		Defaults: []ValueDescription{
 			{Name: "flag", DataType: tensor.Bool, Shape: []int64{}},
 			{Name: "w", DataType: tensor.FP32, Shape: []int64{4, 2}},
 		},

@@ -27,11 +27,11 @@ type Signature struct {
 	// Inputs are the graph's inputs that are not initializers, Outputs its
 	// outputs, both in the order of the file. An output that is a sequence of maps is the tensor of
 	// their values (see Port.Labels), and Graph has it so.
-	Inputs  []Port
-	Outputs []Port
+	Inputs  []ValueDescription
+	Outputs []ValueDescription
 	// Defaults are the inputs that are initializers too: those that a run may leave out. Before IR
 	// version 4 each initializer had to be an input.
-	Defaults []Port
+	Defaults []ValueDescription
 	// Without says of each other output why it cannot be served. A run need not ask for it.
 	Without []string
 	// Data lists the files that hold the model's external data.
@@ -84,7 +84,7 @@ func ReadSignature(path string) (*Signature, error) {
 // an output with rows, another one may have something else: LightGBM's exporter declares a label
 // for each row as [1].
 func (s *Signature) BatchlessReason() string {
-	why := func(role string, p *Port) string {
+	why := func(role string, p *ValueDescription) string {
 		return fmt.Sprintf("%s %q has shape %v with a fixed first dimension of %d; to "+
 			"serve batches, export the model with it dynamic (torch.onnx.export: "+
 			"dynamic_axes={%q: {0: \"batch\"}}, or dynamic_shapes)",
@@ -95,7 +95,7 @@ func (s *Signature) BatchlessReason() string {
 			return why("input", p)
 		}
 	}
-	if !slices.ContainsFunc(s.Inputs, func(p Port) bool { return !p.IsScalar() }) {
+	if !slices.ContainsFunc(s.Inputs, func(p ValueDescription) bool { return !p.IsScalar() }) {
 		return "its inputs have no dimensions"
 	}
 	for i := range s.Outputs {
@@ -107,10 +107,10 @@ func (s *Signature) BatchlessReason() string {
 }
 
 // IsScalar reports whether the port has no dimensions, and so the same value for all items.
-func (p *Port) IsScalar() bool { return p.Shape != nil && len(p.Shape) == 0 }
+func (p *ValueDescription) IsScalar() bool { return p.Shape != nil && len(p.Shape) == 0 }
 
 // FixesFirst reports whether the first dimension has a fixed size.
-func (p *Port) FixesFirst() bool { return len(p.Shape) > 0 && p.Shape[0] != Dynamic }
+func (p *ValueDescription) FixesFirst() bool { return len(p.Shape) > 0 && p.Shape[0] != Dynamic }
 
 func readFile(path string) (*Signature, error) {
 	f, info, err := files.Open(path)
@@ -279,25 +279,25 @@ func (r *reader) addOutputs(m message) error {
 const maxNameBytes = 1 << 10
 
 // toPort checks that v can be served. role is "input" or "output".
-func (v value) toPort(role string) (Port, error) {
+func (v value) toPort(role string) (ValueDescription, error) {
 	if v.kind != "" {
-		return Port{}, fmt.Errorf(
+		return ValueDescription{}, fmt.Errorf(
 			"%s %q is a %s; only tensors can be served (for scikit-learn export with zipmap=False)",
 			role, v.name, v.kind)
 	}
 	// Names go into messages, which carry text in UTF-8 alone, and to all agents and their clients.
 	if len(v.name) > maxNameBytes || !utf8.ValidString(v.name) {
-		return Port{},
+		return ValueDescription{},
 			fmt.Errorf("%s %.80q has a name of %d bytes; expected UTF-8, at most %d bytes", role,
 				v.name, len(v.name), maxNameBytes)
 	}
 	dataType, ok := elementTypes[v.element]
 	if !ok {
-		return Port{}, fmt.Errorf(
+		return ValueDescription{}, fmt.Errorf(
 			"%s %q has ONNX element type %d, which the protocol has no name for", role, v.name,
 			v.element)
 	}
-	p := Port{Name: v.name, DataType: dataType, Shape: v.shape, Dims: v.dims}
+	p := ValueDescription{Name: v.name, DataType: dataType, Shape: v.shape, Dims: v.dims}
 	if v.hasShape && p.Shape == nil {
 		p.Shape = []int64{} // a scalar
 	}

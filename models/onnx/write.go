@@ -29,8 +29,8 @@ type Model struct {
 	// Producer and ProducerVersion name the tool that made the model.
 	Producer        string
 	ProducerVersion string
-	Inputs          []Port
-	Outputs         []Port
+	Inputs          []ValueDescription
+	Outputs         []ValueDescription
 	// Nodes are in an order in which they can run: inputs before their users.
 	Nodes        []Node
 	Initializers []Initializer
@@ -199,7 +199,7 @@ func (x External) encode(e *encoder) {
 
 // encode writes the port as a ValueInfoProto. Without Dims it names a dynamic first dimension
 // "batch", which means that it is equal in all ports.
-func (p Port) encode(e *encoder) {
+func (p ValueDescription) encode(e *encoder) {
 	e.writeText(valueName, p.Name)
 	e.writeMessage(valueType, func(e *encoder) {
 		e.writeMessage(typeTensor, func(e *encoder) {

@@ -52,8 +52,8 @@ func makeHalf(t *testing.T, model string) (before, after *models.Version) {
 	return newest(t, dir, model), newest(t, dir, model+"-fp16")
 }
 
-// Every model of the zoo has a variant of half the size with nothing left in FP32 but its inputs and
-// outputs, and with close answers.
+// Every model of the zoo has a variant of half the size with nothing left in FP32 but its inputs
+// and outputs, and with close answers.
 func TestFP16(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long, and starts no goroutine")
@@ -139,8 +139,8 @@ func fileVersion(t *testing.T, path string) *models.Version {
 	return v
 }
 
-// Values that are made from shapes and numbers, compared, and given out as well as used on, have the
-// types that they need. Arithmetic with indices stays as it is.
+// Values that are made from shapes and numbers, compared, and given out as well as used on, have
+// the types that they need. Arithmetic with indices stays as it is.
 func TestFP16OfAnyGraph(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long, and starts no goroutine")
@@ -152,9 +152,10 @@ func TestFP16OfAnyGraph(t *testing.T) {
 	}
 	to := func(t int64) []onnx.Attribute { return []onnx.Attribute{{Name: "to", Value: t}} }
 	from := write(t, dir, func(m *onnx.Model) {
-		m.Outputs = append(m.Outputs, onnx.Port{
+		m.Outputs = append(m.Outputs, onnx.ValueDescription{
 			Name: "h", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 8},
-		}, onnx.Port{Name: "positive", DataType: tensor.Bool, Shape: []int64{onnx.Dynamic, 8}})
+		}, onnx.ValueDescription{Name: "positive", DataType: tensor.Bool,
+			Shape: []int64{onnx.Dynamic, 8}})
 		m.Initializers = append(m.Initializers, onnx.Initializer{
 			Name: "zero", DataType: tensor.FP32, Shape: []int64{}, Data: float(0),
 		}, onnx.Initializer{Name: "two", DataType: tensor.Int64, Shape: []int64{},
@@ -233,10 +234,12 @@ func TestFP16KeepsIndices(t *testing.T) {
 			}
 			binary.LittleEndian.PutUint32(m.Initializers[0].Data[4*i:], math.Float32bits(w))
 		}
-		m.Outputs = append(m.Outputs, onnx.Port{
+		m.Outputs = append(m.Outputs, onnx.ValueDescription{
 			Name: "next", DataType: tensor.Int64, Shape: []int64{onnx.Dynamic, 4},
-		}, onnx.Port{Name: "dropped", DataType: tensor.Bool, Shape: []int64{onnx.Dynamic, 8}},
-			onnx.Port{Name: "places", DataType: tensor.Int64, Shape: []int64{onnx.Dynamic, 1, 4}})
+		}, onnx.ValueDescription{Name: "dropped", DataType: tensor.Bool,
+			Shape: []int64{onnx.Dynamic, 8}},
+			onnx.ValueDescription{Name: "places", DataType: tensor.Int64,
+				Shape: []int64{onnx.Dynamic, 1, 4}})
 		m.Initializers = append(m.Initializers, numbers("four", []int64{1}, 4),
 			numbers("one", []int64{}, 1), numbers("eight", []int64{}, 8),
 			numbers("middle", []int64{1}, 1))
@@ -374,13 +377,14 @@ func TestFP16OfLayerNormalization(t *testing.T) {
 			m.Nodes[1].Outputs = []string{"y", "mean", "deviation"}
 			for _, name := range []string{"mean", "deviation"} {
 				m.Outputs = append(m.Outputs,
-					onnx.Port{Name: name, DataType: tensor.FP32, Shape: column})
+					onnx.ValueDescription{Name: name, DataType: tensor.FP32, Shape: column})
 			}
 		},
 		"all computed with": func(m *onnx.Model) {
 			m.Nodes[1].Outputs = []string{"n", "mean", "deviation"}
 			m.Nodes = append(m.Nodes,
-				onnx.Node{Op: "Mul", Inputs: []string{"n", "deviation"}, Outputs: []string{"scaled"}},
+				onnx.Node{Op: "Mul", Inputs: []string{"n", "deviation"},
+					Outputs: []string{"scaled"}},
 				onnx.Node{Op: "Add", Inputs: []string{"scaled", "mean"}, Outputs: []string{"y"}})
 		},
 		"the deviation as an output, and computed with": func(m *onnx.Model) {
@@ -388,7 +392,7 @@ func TestFP16OfLayerNormalization(t *testing.T) {
 			m.Nodes = append(m.Nodes,
 				onnx.Node{Op: "Mul", Inputs: []string{"n", "deviation"}, Outputs: []string{"y"}})
 			m.Outputs = append(m.Outputs,
-				onnx.Port{Name: "deviation", DataType: tensor.FP32, Shape: column})
+				onnx.ValueDescription{Name: "deviation", DataType: tensor.FP32, Shape: column})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -252,11 +252,12 @@ func write(t *testing.T, dir string, change func(*onnx.Model)) string {
 	}
 	m := onnx.Model{
 		Name: "m",
-		Inputs: []onnx.Port{
+		Inputs: []onnx.ValueDescription{
 			{Name: "x", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 16}},
 		},
-		Outputs: []onnx.Port{{Name: "y", DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 8}}},
-		Nodes:   []onnx.Node{{Op: "MatMul", Inputs: []string{"x", "w"}, Outputs: []string{"y"}}},
+		Outputs: []onnx.ValueDescription{{Name: "y", DataType: tensor.FP32,
+			Shape: []int64{onnx.Dynamic, 8}}},
+		Nodes: []onnx.Node{{Op: "MatMul", Inputs: []string{"x", "w"}, Outputs: []string{"y"}}},
 		Initializers: []onnx.Initializer{
 			{Name: "w", DataType: tensor.FP32, Shape: []int64{16, 8}, Data: weights},
 		},
@@ -335,13 +336,19 @@ func TestQuantizeFaults(t *testing.T) {
 		change func(*onnx.Model)
 		want   string
 	}{
-		"kind":            {"int7", nil, `variant "int7": expected int8, table8, table4, lowrank:R`},
-		"rank":            {"lowrank:0", nil, `got rank "0", expected a whole number of at least 1`},
-		"share":           {"lookups:3/2", nil, `got share "3/2", expected a fraction above 0 and below 1`},
-		"share too small": {"lookups:1e-100", nil, `got share "1e-100", expected a fraction above 0`},
-		"fp16 and int8":   {"int8+fp16", nil, `variant "int8+fp16": int8 gains on CPUs and fp16 on GPUs`},
-		"fp16 not last":   {"fp16+table8", nil, `variant "fp16+table8": fp16 leaves no FP32 weights`},
-		"fp16 of what":    {"fp16:2", nil, `variant "fp16:2": expected int8, table8`},
+		"kind": {"int7", nil,
+			`variant "int7": expected int8, table8, table4, lowrank:R`},
+		"rank": {"lowrank:0", nil,
+			`got rank "0", expected a whole number of at least 1`},
+		"share": {"lookups:3/2", nil,
+			`got share "3/2", expected a fraction above 0 and below 1`},
+		"share too small": {"lookups:1e-100", nil,
+			`got share "1e-100", expected a fraction above 0`},
+		"fp16 and int8": {"int8+fp16", nil,
+			`variant "int8+fp16": int8 gains on CPUs and fp16 on GPUs`},
+		"fp16 not last": {"fp16+table8", nil,
+			`variant "fp16+table8": fp16 leaves no FP32 weights`},
+		"fp16 of what": {"fp16:2", nil, `variant "fp16:2": expected int8, table8`},
 		"too large": {"fp16", func(m *onnx.Model) {
 			binary.LittleEndian.PutUint32(m.Initializers[0].Data, math.Float32bits(-65520))
 		}, `tensor "w" holds -65520, and FP16 at most 65504`},
@@ -368,12 +375,14 @@ func TestQuantizeFaults(t *testing.T) {
 				onnx.Node{Op: "Cast", Inputs: []string{"x"}, Outputs: []string{"ids"},
 					Attributes: []onnx.Attribute{{Name: "to", Value: int64(7)}}},
 				onnx.Node{Op: "Gather", Inputs: []string{"w", "ids"}, Outputs: []string{"rows"}},
-				onnx.Node{Op: "ReduceSum", Inputs: []string{"rows", "axes"}, Outputs: []string{"sum"},
+				onnx.Node{Op: "ReduceSum", Inputs: []string{"rows", "axes"},
+					Outputs:    []string{"sum"},
 					Attributes: []onnx.Attribute{{Name: "keepdims", Value: int64(0)}}},
 				onnx.Node{Op: "Add", Inputs: []string{"h", "sum"}, Outputs: []string{"y"}})
 			m.Initializers = append(m.Initializers, onnx.Initializer{Name: "axes",
 				DataType: tensor.Int64, Shape: []int64{1}, Data: []byte{1, 0, 0, 0, 0, 0, 0, 0}})
-		}, "Cast the node of ids: it makes whole numbers of FP32, which FP16 does not hold above 2048"},
+		},
+			"Cast the node of ids: it makes whole numbers of FP32, which FP16 does not hold above 2048"},
 		"nothing in FP32": {"fp16", func(m *onnx.Model) {
 			m.Inputs[0].DataType, m.Outputs[0].DataType = tensor.FP64, tensor.FP64
 			m.Initializers[0].DataType, m.Initializers[0].Shape = tensor.FP64, []int64{8, 8}

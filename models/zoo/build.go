@@ -49,7 +49,7 @@ func newBuilder(name string, scale *big.Rat, seed uint64) *builder {
 
 // addInput declares an input of the graph; shape is without the batch size.
 func (b *builder) addInput(name string, t tensor.DataType, shape ...int64) string {
-	b.model.Inputs = append(b.model.Inputs, onnx.Port{
+	b.model.Inputs = append(b.model.Inputs, onnx.ValueDescription{
 		Name: name, DataType: t, Shape: append([]int64{onnx.Dynamic}, shape...),
 	})
 	return name
@@ -59,7 +59,7 @@ func (b *builder) addInput(name string, t tensor.DataType, shape ...int64) strin
 // name.
 func (b *builder) addOutput(name string, size int64) {
 	b.model.Nodes[len(b.model.Nodes)-1].Outputs[0] = name
-	b.model.Outputs = append(b.model.Outputs, onnx.Port{
+	b.model.Outputs = append(b.model.Outputs, onnx.ValueDescription{
 		Name: name, DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, size},
 	})
 }

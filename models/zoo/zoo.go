@@ -130,7 +130,8 @@ func newPlan(model string, options Options) (*plan, error) {
 	all := slices.Concat(architectures, rankers)
 	i := slices.IndexFunc(all, func(a architecture) bool { return a.name == model })
 	if i < 0 {
-		return nil, fmt.Errorf("unknown model, expected one of %s", strings.Join(namesOf(all), ", "))
+		return nil, fmt.Errorf("unknown model, expected one of %s", strings.Join(namesOf(all),
+			", "))
 	}
 	a := all[i]
 	scale, err := options.Scale.asFraction(a.defaultScale)
@@ -147,7 +148,7 @@ func newPlan(model string, options Options) (*plan, error) {
 	config.RowsIndependent = true
 	config.Tables = b.tables
 	for _, port := range b.model.Inputs {
-		in := models.Port{Name: port.Name, DataType: port.DataType, Shape: port.Shape}
+		in := models.TensorSpec{Name: port.Name, DataType: port.DataType, Shape: port.Shape}
 		in.IDBounds = b.bounds[port.Name]
 		if isUserInput[port.Name] {
 			in.Role = roles.User
@@ -156,7 +157,7 @@ func newPlan(model string, options Options) (*plan, error) {
 		config.Inputs = append(config.Inputs, in)
 	}
 	for _, port := range b.model.Outputs {
-		config.Outputs = append(config.Outputs, models.Port{
+		config.Outputs = append(config.Outputs, models.TensorSpec{
 			Name: port.Name, DataType: port.DataType, Shape: port.Shape,
 		})
 	}

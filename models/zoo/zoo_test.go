@@ -143,7 +143,7 @@ func TestManifest(t *testing.T) {
 			rows = append(rows, table.Rows)
 		}
 		ids := v.Inputs[slices.IndexFunc(v.Inputs,
-			func(p models.Port) bool { return p.Name == "ids" })]
+			func(p models.TensorSpec) bool { return p.Name == "ids" })]
 		if len(rows) == 0 || !slices.Equal(rows, ids.IDBounds) || ids.Shape[1] != int64(len(rows)) {
 			t.Errorf("%s: tables have rows %v, input ids has shape %v and bounds %v", model, rows,
 				ids.Shape, ids.IDBounds)
@@ -151,8 +151,8 @@ func TestManifest(t *testing.T) {
 	}
 }
 
-// TestRankers: a ranker's users and items have inputs of their own, and the ids of each are bounded by
-// the tables in which they are looked up.
+// TestRankers: a ranker's users and items have inputs of their own, and the ids of each are bounded
+// by the tables in which they are looked up.
 func TestRankers(t *testing.T) {
 	tables := map[string]int{"ranker-din": 8, "ranker-dien": 8, "ranker-transformer": 8,
 		"ranker-dlrm": 26}
@@ -167,7 +167,8 @@ func TestRankers(t *testing.T) {
 			strings.Contains(strings.Join(v.Config.Notes, ""), "depend") ||
 			len(v.Config.Tables) != tables[model] {
 			t.Errorf("%s: rows independent %v, roles %v, notes %q, %d tables, want %d", model,
-				v.Config.RowsIndependent, v.Roles, v.Config.Notes, len(v.Config.Tables), tables[model])
+				v.Config.RowsIndependent, v.Roles, v.Config.Notes, len(v.Config.Tables),
+				tables[model])
 		}
 		bounds, users := 0, 0
 		for _, in := range v.Inputs {
@@ -188,7 +189,8 @@ func TestRankers(t *testing.T) {
 // The tables at full scale are as large as published.
 func TestFullScale(t *testing.T) {
 	for model, want := range map[string]float64{
-		"ncf": 0.086, "rm1": 4.10, "rm2": 4.10, "rm3": 2.56, "wnd": 3.46, "mtwnd": 3.90, "din": 2.70,
+		"ncf": 0.086, "rm1": 4.10, "rm2": 4.10, "rm3": 2.56, "wnd": 3.46, "mtwnd": 3.90,
+		"din":  2.70,
 		"dien": 3.90,
 	} {
 		c, err := zoo.Config(model, zoo.Options{Scale: zoo.Full})

@@ -60,11 +60,13 @@ func (m *matcher) checkModel(groups []group, threads int) (onnx.Model, error) {
 			if !seen[b.source.value] {
 				seen[b.source.value] = true
 				kind := m.idType(b.source.value)
-				c.Inputs = append(c.Inputs, onnx.Port{Name: b.source.value, DataType: kind,
-					Shape: slices.Repeat([]int64{onnx.Dynamic}, b.source.rank)})
+				c.Inputs = append(c.Inputs, onnx.ValueDescription{Name: b.source.value,
+					DataType: kind,
+					Shape:    slices.Repeat([]int64{onnx.Dynamic}, b.source.rank)})
 			}
 			if s := b.source; s.split >= 0 {
-				i := slices.IndexFunc(c.Inputs, func(p onnx.Port) bool { return p.Name == s.value })
+				i := slices.IndexFunc(c.Inputs,
+					func(p onnx.ValueDescription) bool { return p.Name == s.value })
 				c.Inputs[i].Shape[s.split] = max(c.Inputs[i].Shape[s.split], s.of)
 			}
 		}
@@ -78,7 +80,7 @@ func (m *matcher) checkModel(groups []group, threads int) (onnx.Model, error) {
 			Outputs: []string{theirs}, Attributes: []onnx.Attribute{{Name: "axis",
 				Value: int64(-1)}}})
 		for _, name := range []string{ours.Outputs[0], theirs} {
-			c.Outputs = append(c.Outputs, onnx.Port{Name: name, DataType: tensor.FP32})
+			c.Outputs = append(c.Outputs, onnx.ValueDescription{Name: name, DataType: tensor.FP32})
 		}
 	}
 	return c, nil
@@ -177,7 +179,7 @@ func (r *Rewritten) setBounds(random *rand.Rand, rows map[string]int64, sizes ma
 			shape := sizes[name]
 			if shape == nil {
 				i := slices.IndexFunc(r.check.Inputs,
-					func(p onnx.Port) bool { return p.Name == name })
+					func(p onnx.ValueDescription) bool { return p.Name == name })
 				shape = slices.Clone(r.check.Inputs[i].Shape)
 				sizes[name] = shape
 			}

@@ -89,7 +89,8 @@ func (s *shop) ids(kind tensor.DataType, shape []int64, rows int64) string {
 			declared[i] = onnx.Dynamic
 		}
 	}
-	s.model.Inputs = append(s.model.Inputs, onnx.Port{Name: name, DataType: kind, Shape: declared})
+	s.model.Inputs = append(s.model.Inputs, onnx.ValueDescription{Name: name, DataType: kind,
+		Shape: declared})
 	var data []byte
 	wrong := int64(-1)
 	if s.bad && n > 0 {
@@ -169,7 +170,8 @@ func draw(seed uint64) (*shop, variants.Kind) {
 			outputs = append(outputs, fmt.Sprintf("part_%d", i))
 		}
 		s.model.Nodes = append(s.model.Nodes, onnx.Node{Op: "Split", Name: "split",
-			Inputs:  []string{name, s.constant([]int64{tables}, slices.Repeat([]int64{2}, int(tables))...)},
+			Inputs: []string{name, s.constant([]int64{tables}, slices.Repeat([]int64{2},
+				int(tables))...)},
 			Outputs: outputs, Attributes: []onnx.Attribute{attribute("axis", int64(-1))}})
 		parts = outputs
 	}
@@ -201,7 +203,8 @@ func draw(seed uint64) (*shop, variants.Kind) {
 		features = []string{s.model.Nodes[len(s.model.Nodes)-1].Outputs[0]}
 	}
 	for _, f := range features {
-		s.model.Outputs = append(s.model.Outputs, onnx.Port{Name: f, DataType: tensor.FP32})
+		s.model.Outputs = append(s.model.Outputs, onnx.ValueDescription{Name: f,
+			DataType: tensor.FP32})
 	}
 	return s, []variants.Kind{"", "", "table8", "table4"}[form]
 }
@@ -314,7 +317,8 @@ func FuzzKernels(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64) { random(t, seed) })
 }
 
-// Of many random models all have the outputs of ONNX Runtime's operators, and almost all use kernels.
+// Of many random models all have the outputs of ONNX Runtime's operators, and almost all use
+// kernels.
 func TestRandomModels(t *testing.T) {
 	used, all := 0, uint64(300)
 	for seed := range all {

@@ -24,9 +24,10 @@ func one(kind tensor.DataType, table []int64, n ...onnx.Node) onnx.Model {
 			Data: []byte{axis, 0, 0, 0, 0, 0, 0, 0}}
 	}
 	return onnx.Model{
-		Name:    "one",
-		Inputs:  []onnx.Port{{Name: "ids", DataType: tensor.Int64, Shape: []int64{onnx.Dynamic, 4}}},
-		Outputs: []onnx.Port{{Name: "y", DataType: kind}},
+		Name: "one",
+		Inputs: []onnx.ValueDescription{{Name: "ids", DataType: tensor.Int64,
+			Shape: []int64{onnx.Dynamic, 4}}},
+		Outputs: []onnx.ValueDescription{{Name: "y", DataType: kind}},
 		Nodes: append([]onnx.Node{{Op: "Gather", Name: "gather", Inputs: []string{"table", "ids"},
 			Outputs: []string{"rows"}}}, n...),
 		Initializers: []onnx.Initializer{
@@ -62,7 +63,8 @@ func rewrite(t *testing.T, m onnx.Model) *kernels.Rewritten {
 func TestLeft(t *testing.T) {
 	fp32, matrix := tensor.DataType(tensor.FP32), []int64{10, 8}
 	elsewhere := one(fp32, matrix, sum("one"))
-	elsewhere.Outputs = append(elsewhere.Outputs, onnx.Port{Name: "rows", DataType: fp32})
+	elsewhere.Outputs = append(elsewhere.Outputs, onnx.ValueDescription{Name: "rows",
+		DataType: fp32})
 	computed := one(fp32, matrix, sum("one"))
 	computed.Nodes = append([]onnx.Node{{Op: "Relu", Name: "relu", Inputs: []string{"table"},
 		Outputs: []string{"computed"}}}, computed.Nodes...)
@@ -71,10 +73,11 @@ func TestLeft(t *testing.T) {
 		model onnx.Model
 		want  string
 	}{
-		"fits":           {one(fp32, matrix, sum("one")), ""},
-		"elements":       {one(fp32, matrix, sum("two")), "sums over the elements of a row"},
-		"half":           {one(tensor.FP16, matrix, sum("one")), "it sums in FP16, expected FP32"},
-		"three":          {one(fp32, []int64{10, 2, 4}, sum("one")), "table table has 3 dimensions"},
+		"fits":     {one(fp32, matrix, sum("one")), ""},
+		"elements": {one(fp32, matrix, sum("two")), "sums over the elements of a row"},
+		"half":     {one(tensor.FP16, matrix, sum("one")), "it sums in FP16, expected FP32"},
+		"three": {one(fp32, []int64{10, 2, 4}, sum("one")),
+			"table table has 3 dimensions"},
 		"elsewhere":      {elsewhere, "its rows are used elsewhere too"},
 		"computed table": {computed, ""},
 	} {

@@ -80,7 +80,7 @@ func TestTables(t *testing.T) {
 
 // TestQueries: all ways send the same values.
 func TestQueries(t *testing.T) {
-	v := &models.Version{Model: "m", Inputs: []models.Port{
+	v := &models.Version{Model: "m", Inputs: []models.TensorSpec{
 		{Name: "dense", DataType: tensor.FP32, Shape: []int64{models.Dynamic, 2}},
 		{Name: "ids", DataType: tensor.Int64, Shape: []int64{models.Dynamic, 3}, IDBounds: []int64{
 			1,

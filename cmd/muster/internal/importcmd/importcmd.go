@@ -148,7 +148,7 @@ func printVersion(w io.Writer, f foundVersion) {
 	}
 }
 
-func printPorts(w io.Writer, role string, ports []models.Port) {
+func printPorts(w io.Writer, role string, ports []models.TensorSpec) {
 	for i := range ports {
 		p := &ports[i]
 		text := fmt.Sprintf("%s %v", p.DataType, p.Shape)
@@ -185,7 +185,8 @@ version of the model. Agents that serve the repository load it.`,
 				name = strings.TrimSuffix(filepath.Base(args[0]), filepath.Ext(args[0]))
 			}
 			if name == "model" && !cmd.Flags().Changed("name") {
-				return misuse.Errorf("name: %s does not say what the model is; give --name", args[0])
+				return misuse.Errorf("name: %s does not say what the model is; give --name",
+					args[0])
 			}
 			number, err := models.AddFile(dir, name, args[0])
 			if err != nil {

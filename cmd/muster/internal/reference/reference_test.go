@@ -34,10 +34,11 @@ func (s server) ModelMetadata(context.Context, string,
 			bounds[p.Name] = p.IDBounds
 		}
 	}
-	m := &inference.ModelMetadataResponse{Name: s.version.Model, Versions: []string{"1"}, Properties: oip.Properties{
-		QoSTarget: s.version.Config.QoSTarget, LargestBatchSize: s.version.Config.LargestBatchSize,
-		IDBounds: bounds, Deadline: time.Hour, // however busy the machine
-	}.Map()}
+	m := &inference.ModelMetadataResponse{Name: s.version.Model, Versions: []string{"1"},
+		Properties: oip.Properties{
+			QoSTarget: s.version.Config.QoSTarget, LargestBatchSize: s.version.Config.LargestBatchSize,
+			IDBounds: bounds, Deadline: time.Hour, // however busy the machine
+		}.Map()}
 	for _, p := range s.version.Inputs {
 		m.Inputs = append(m.Inputs, &inference.ModelMetadataResponse_TensorMetadata{
 			Name: p.Name, Datatype: string(p.DataType), Shape: p.Shape,
@@ -136,7 +137,7 @@ func sizes(model string, all ...int) iter.Seq[workload.Query] {
 // TestVerifyRefuses: a model whose rows are not independent, or whose inputs are others, is
 // refused.
 func TestVerifyRefuses(t *testing.T) {
-	v := &models.Version{Model: "ncf", Number: 1, Inputs: []models.Port{{Name: "ids"}}}
+	v := &models.Version{Model: "ncf", Number: 1, Inputs: []models.TensorSpec{{Name: "ids"}}}
 	req := &oip.Request{Inputs: []tensor.Tensor{{Name: "dense"}}}
 	if _, err := (localModel{version: v}).Infer(t.Context(), req); err == nil ||
 		!strings.Contains(fmt.Sprint(err), `takes an input "ids"`) {
