@@ -83,7 +83,7 @@ type query struct {
 	// others.
 	splitFor queries.ChosenVariant
 	batch    uint32
-	users    uint32 // as [roles.Size] has them; so are the values
+	users    uint32 // as [roles.QuerySize] has them; so are the values
 	values   uint64
 	roles    *roles.Roles // nil: a query has no batch size
 	part     part         // the number of the part; 0: no part
@@ -521,8 +521,9 @@ func (g *Gateway) makeNextAttempt(q *query, beside bool) (over bool) {
 	if member := g.members.Load().byName[to.Agent]; member == nil {
 		err = status.Errorf(codes.Unavailable, "agent %q has left", to.Agent)
 	} else if q.roles != nil && q.roles.NeedsRoles() && !member.KnowsRoles() {
-		err = status.Errorf(codes.Unavailable, "agent %q is of a version that does not know the roles of "+
-			"inputs", to.Agent)
+		err = status.Errorf(codes.Unavailable,
+			"agent %q is of a version that does not know the roles of "+
+				"inputs", to.Agent)
 	} else {
 		resp, err = g.config.Transport.Infer(attemptCtx, member, q.forMember(forVariant(q.req,
 			to.ChosenVariant), member), &attempt)

@@ -14,16 +14,18 @@ import (
 // ranker describes a model with a user and items; with is whether its agent knows their roles.
 func ranker(t *testing.T, with bool) *control.Model {
 	t.Helper()
-	m := &control.Model{Name: "m", Version: 1, LargestBatchSize: 100, Metadata: &inference.ModelMetadataResponse{
-		Inputs: []*inference.ModelMetadataResponse_TensorMetadata{
-			{Name: "user", Datatype: "INT64", Shape: []int64{-1}},
-			{Name: "items", Datatype: "INT64", Shape: []int64{-1}},
-		},
-	}}
+	m := &control.Model{Name: "m", Version: 1, LargestBatchSize: 100,
+		Metadata: &inference.ModelMetadataResponse{
+			Inputs: []*inference.ModelMetadataResponse_TensorMetadata{
+				{Name: "user", Datatype: "INT64", Shape: []int64{-1}},
+				{Name: "items", Datatype: "INT64", Shape: []int64{-1}},
+			},
+		}}
 	if with {
-		r, err := roles.New(roles.Roles{
-			Inputs:  []roles.Port{{Name: "user", Role: roles.User}, {Name: "items", Role: roles.Row}},
-			Outputs: []roles.Port{{Name: "scores", Role: roles.Row}},
+		r, err := roles.Complete(roles.Roles{
+			Inputs: []roles.NamedRole{{Name: "user", Role: roles.User}, {Name: "items",
+				Role: roles.Row}},
+			Outputs: []roles.NamedRole{{Name: "scores", Role: roles.Row}},
 		})
 		if err != nil {
 			t.Fatal(err)

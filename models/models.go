@@ -296,7 +296,7 @@ func (v *Version) checkInputs() (errs []error) {
 func (v *Version) keepWhole() {
 	i := slices.IndexFunc(slices.Concat(v.Inputs, v.Outputs), func(p TensorSpec) bool {
 		if v.Roles != nil { // which say what belongs to whom
-			return p.Role == roles.Query && slices.Contains(v.Roles.Outputs, roles.Port{
+			return p.Role == roles.Query && slices.Contains(v.Roles.Outputs, roles.NamedRole{
 				Name: p.Name, Role: p.Role,
 			}) || p.Optional
 		}

@@ -56,7 +56,7 @@ func (c *Config) note(format string, args ...any) {
 
 // useRoles makes r the roles of v, whose ports are set.
 func (v *Version) useRoles(r roles.Roles, inferred bool) (err error) {
-	if v.Roles, err = roles.New(r); err != nil {
+	if v.Roles, err = roles.Complete(r); err != nil {
 		return err
 	}
 	for i := range v.Inputs {
@@ -163,7 +163,7 @@ func (v *Version) statedRoles(s *onnx.Signature) (r roles.Roles, err error) {
 		default:
 			role = known(p)
 		}
-		r.Inputs = append(r.Inputs, roles.Port{Name: p.Name, Role: role})
+		r.Inputs = append(r.Inputs, roles.NamedRole{Name: p.Name, Role: role})
 	}
 	for i := range v.Outputs {
 		p := &v.Outputs[i]
@@ -177,7 +177,7 @@ func (v *Version) statedRoles(s *onnx.Signature) (r roles.Roles, err error) {
 				role = said.Role
 			}
 		}
-		r.Outputs = append(r.Outputs, roles.Port{Name: p.Name, Role: role})
+		r.Outputs = append(r.Outputs, roles.NamedRole{Name: p.Name, Role: role})
 	}
 	r.Ragged = slices.Clone(c.Ragged)
 	r.SizeOf, r.SizeDim = c.SizeOf.Input, c.SizeOf.Dim
@@ -205,7 +205,8 @@ func (v *Version) statedRoles(s *onnx.Signature) (r roles.Roles, err error) {
 		}
 		return r, nil
 	}
-	if !slices.ContainsFunc(r.Inputs, func(p roles.Port) bool { return p.Role == roles.Row }) &&
+	if !slices.ContainsFunc(r.Inputs,
+		func(p roles.NamedRole) bool { return p.Role == roles.Row }) &&
 		!slices.ContainsFunc(r.Ragged, func(f roles.Feature) bool { return f.Per == roles.Row }) {
 		return r,
 			fmt.Errorf("no input has the role %s, so a query has no size: say which counts with "+
@@ -288,7 +289,7 @@ func inferRoles(s *onnx.Signature) (r *roles.Roles, why string) {
 		default:
 			role, special, users[name] = roles.User, true, true
 		}
-		r.Inputs = append(r.Inputs, roles.Port{Name: p.Name, Role: role})
+		r.Inputs = append(r.Inputs, roles.NamedRole{Name: p.Name, Role: role})
 	}
 	sized = sized || slices.ContainsFunc(features, func(f roles.Feature) bool {
 		return f.Per == roles.Row
@@ -305,7 +306,7 @@ func inferRoles(s *onnx.Signature) (r *roles.Roles, why string) {
 		case users[nameOf(p, 0)], p.FixesFirst() && p.Shape[0] == 1:
 			role = roles.User
 		}
-		r.Outputs = append(r.Outputs, roles.Port{Name: p.Name, Role: role})
+		r.Outputs = append(r.Outputs, roles.NamedRole{Name: p.Name, Role: role})
 	}
 	return r, ""
 }

@@ -15,9 +15,9 @@ import (
 
 // checkRanked checks the inputs of a query of a version with roles, as checkInputs does, and
 // returns its size.
-func checkRanked(v *models.Version, inputs []tensor.Tensor) (roles.Size, error) {
+func checkRanked(v *models.Version, inputs []tensor.Tensor) (roles.QuerySize, error) {
 	if _, err := checkInputs(v.Inputs, inputs, true); err != nil {
-		return roles.Size{}, err
+		return roles.QuerySize{}, err
 	}
 	return v.Roles.Check(inputs)
 }

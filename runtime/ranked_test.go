@@ -267,7 +267,7 @@ func TestRaggedMerged(t *testing.T) {
 				}
 				defer result.Release()
 				if err := v.Roles.Answer(result.Outputs,
-					roles.Size{Rows: len(wants[i]) / 2}); err != nil {
+					roles.QuerySize{Rows: len(wants[i]) / 2}); err != nil {
 					t.Error(err)
 				}
 				got, err := tensor.Values[float32](result.Outputs[0])

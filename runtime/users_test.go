@@ -35,13 +35,13 @@ func withUsers(t testing.TB, v *models.Version) (ranker, plain *models.Version) 
 			role = roles.User
 		}
 		a.Inputs[i].Role, b.Inputs[i].Role = role, ""
-		r.Inputs = append(r.Inputs, roles.Port{Name: v.Inputs[i].Name, Role: role})
+		r.Inputs = append(r.Inputs, roles.NamedRole{Name: v.Inputs[i].Name, Role: role})
 	}
 	for i := range v.Outputs {
 		a.Outputs[i].Role, b.Outputs[i].Role = roles.Row, ""
-		r.Outputs = append(r.Outputs, roles.Port{Name: v.Outputs[i].Name, Role: roles.Row})
+		r.Outputs = append(r.Outputs, roles.NamedRole{Name: v.Outputs[i].Name, Role: roles.Row})
 	}
-	a.Roles, b.Roles = must(roles.New(r)), nil
+	a.Roles, b.Roles = must(roles.Complete(r)), nil
 	return &a, &b
 }
 
@@ -211,7 +211,7 @@ func TestUserBesideScalar(t *testing.T) {
 	r := *v.Roles
 	r.Inputs = slices.Clone(r.Inputs)
 	r.Inputs[2].Role = roles.Query
-	v.Roles = must(roles.New(r))
+	v.Roles = must(roles.Complete(r))
 	cut := load(t, runtimetest.Open(t), v)
 	if !runtime.IsCut(cut) {
 		t.Fatal("the graph is not cut")

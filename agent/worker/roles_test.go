@@ -26,12 +26,12 @@ func ids(t *testing.T, name string, values ...int64) tensor.Tensor {
 // rankerVersion is a version with a user, items and tags of these.
 func rankerVersion(t *testing.T) *models.Version {
 	t.Helper()
-	r, err := roles.New(roles.Roles{
-		Inputs: []roles.Port{
+	r, err := roles.Complete(roles.Roles{
+		Inputs: []roles.NamedRole{
 			{Name: "user", Role: roles.User}, {Name: "items", Role: roles.Row},
 			{Name: "tags", Role: roles.Ragged}, {Name: "tag_lengths", Role: roles.Ragged},
 		},
-		Outputs: []roles.Port{{Name: "scores", Role: roles.Row}},
+		Outputs: []roles.NamedRole{{Name: "scores", Role: roles.Row}},
 		Ragged: []roles.Feature{{
 			Values: "tags", Form: roles.Lengths, Index: "tag_lengths", Per: roles.Row,
 		}},
@@ -58,27 +58,28 @@ func TestValidateRoles(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		inputs  []tensor.Tensor
-		size    roles.Size
+		size    roles.QuerySize
 		batch   int
 		refusal string
 	}{
 		{"once", []tensor.Tensor{ids(t, "user", 7), ids(t, "items", 1, 2, 3), ids(t, "tags", 5, 6),
-			ids(t, "tag_lengths", 0, 2, 0)}, roles.Size{Rows: 3, Users: 1, Values: 2}, 3, ""},
+			ids(t, "tag_lengths", 0, 2, 0)}, roles.QuerySize{Rows: 3, Users: 1, Values: 2}, 3, ""},
 		{"repeated", []tensor.Tensor{ids(t, "user", 7, 7), ids(t, "items", 1, 2), ids(t, "tags"),
-			ids(t, "tag_lengths", 0, 0)}, roles.Size{Rows: 2, Users: 2}, 2, ""},
+			ids(t, "tag_lengths", 0, 0)}, roles.QuerySize{Rows: 2, Users: 2}, 2, ""},
 		{"none", []tensor.Tensor{ids(t, "user", 7), ids(t, "items"), ids(t, "tags"),
-			ids(t, "tag_lengths")}, roles.Size{Users: 1}, 1, ""},
+			ids(t, "tag_lengths")}, roles.QuerySize{Users: 1}, 1, ""},
 		{"two users", []tensor.Tensor{ids(t, "user", 7, 8), ids(t, "items", 1, 2, 3), ids(t,
 			"tags"),
-			ids(t, "tag_lengths", 0, 0, 0)}, roles.Size{}, 0, `input "user": 2 users, want 1`},
+			ids(t, "tag_lengths", 0, 0, 0)}, roles.QuerySize{}, 0, `input "user": 2 users, want 1`},
 		{"too many", []tensor.Tensor{ids(t, "user", 7), ids(t, "items", 1, 2, 3, 4, 5), ids(t,
 			"tags"),
-			ids(t, "tag_lengths", 0, 0, 0, 0, 0)}, roles.Size{}, 0, "batch size 5, want 0 to 4"},
+			ids(t, "tag_lengths", 0, 0, 0, 0, 0)}, roles.QuerySize{}, 0,
+			"batch size 5, want 0 to 4"},
 		{"lengths", []tensor.Tensor{ids(t, "user", 7), ids(t, "items", 1, 2), ids(t, "tags", 5),
-			ids(t, "tag_lengths", 0, 2)}, roles.Size{}, 0,
+			ids(t, "tag_lengths", 0, 2)}, roles.QuerySize{}, 0,
 			`input "tag_lengths": row 1 has the length 2, want at most 1: input "tags" has 1 values`},
 		{"missing", []tensor.Tensor{ids(t, "user", 7), ids(t, "items", 1, 2), ids(t, "tags", 5)},
-			roles.Size{}, 0, `input "tag_lengths" is missing`},
+			roles.QuerySize{}, 0, `input "tag_lengths" is missing`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			q, err := validate(rankerVersion(t), &oip.Request{Model: "m", Inputs: tt.inputs})

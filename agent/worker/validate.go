@@ -24,7 +24,7 @@ type validatedRequest struct {
 	once      bool            // an input has one row
 	// size is what a query of a version with roles has; its Rows may be 0, and inputs have one
 	// then.
-	size roles.Size
+	size roles.QuerySize
 	// positions of the wanted outputs in the signature, in the request's order
 	outputs []int
 }

@@ -377,7 +377,7 @@ type attempt struct {
 	ran         executedRun
 	// how long the run had taken when it was cut off; 0: it was not cut off
 	cut  time.Duration
-	size roles.Size // of a query of a version with roles
+	size roles.QuerySize // of a query of a version with roles
 }
 
 // isQuery reports whether the attempt counts for its query in the metrics. Of the parts of a query,

@@ -64,10 +64,10 @@ func valueOf(t tensor.DataType) func(data []byte, i int) float64 {
 }
 
 // Answer brings the outputs of a query's run into the form of an answer: those of role Row have as
-// many rows as the query, and those of role User one. The run may have had a row where the query has
-// none, and the user once for each row, whose outputs then must agree. outputs is changed. The error
-// names the output.
-func (r *Roles) Answer(outputs []tensor.Tensor, size Size) error {
+// many rows as the query, and those of role User one. The run may have had a row where the query
+// has none, and the user once for each row, whose outputs then must agree. outputs is changed. The
+// error names the output.
+func (r *Roles) Answer(outputs []tensor.Tensor, size QuerySize) error {
 	if r.SizeOf != "" && r.Input(r.SizeOf) != Row {
 		return nil
 	}
@@ -98,13 +98,14 @@ func (r *Roles) Answer(outputs []tensor.Tensor, size Size) error {
 	return nil
 }
 
-// SameOf returns the first of the answers to a user for several parts, or rows, of a query. It is an
-// error that names the output if they do not agree.
+// SameOf returns the first of the answers to a user for several parts, or rows, of a query. It is
+// an error that names the output if they do not agree.
 func SameOf(parts []tensor.Tensor) (tensor.Tensor, error) {
 	for k := 1; k < len(parts); k++ {
 		if !Agree(parts[0], parts[k]) {
-			return tensor.Tensor{}, fmt.Errorf("output %q is of the user, but differs between the rows of "+
-				"a query: its role is not user, or the query has several users", parts[0].Name)
+			return tensor.Tensor{},
+				fmt.Errorf("output %q is of the user, but differs between the rows of "+
+					"a query: its role is not user, or the query has several users", parts[0].Name)
 		}
 	}
 	return parts[0], nil

@@ -8,8 +8,8 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-// Split returns the inputs of parts of a query, which have the given numbers of rows, in the order of
-// the query's rows. What belongs to the user or to the query is the same of all parts. The parts
+// Split returns the inputs of parts of a query, which have the given numbers of rows, in the order
+// of the query's rows. What belongs to the user or to the query is the same of all parts. The parts
 // share the query's memory where they can. The error names the input that does not fit.
 func (r *Roles) Split(inputs []tensor.Tensor, rows []int) ([][]tensor.Tensor, error) {
 	size, err := r.Check(inputs)
@@ -19,12 +19,14 @@ func (r *Roles) Split(inputs []tensor.Tensor, rows []int) ([][]tensor.Tensor, er
 	sum := 0
 	for _, n := range rows {
 		if n <= 0 {
-			return nil, fmt.Errorf("tensor %q: a part of %d rows, want more than 0", nameOf(inputs), n)
+			return nil, fmt.Errorf("tensor %q: a part of %d rows, want more than 0",
+				nameOf(inputs), n)
 		}
 		sum += n
 	}
 	if sum != size.Rows {
-		return nil, fmt.Errorf("a query of %d rows, want %d for parts of %v rows", size.Rows, sum, rows)
+		return nil, fmt.Errorf("a query of %d rows, want %d for parts of %v rows", size.Rows, sum,
+			rows)
 	}
 	parts := make([][]tensor.Tensor, len(rows))
 	for p := range parts {
@@ -78,7 +80,7 @@ func (f *Feature) putJoined(inputs []tensor.Tensor, pieces []piece) error {
 
 // IsOnce reports whether inputs of a query of the given size have 1 user, or row, beside another
 // number of rows.
-func (r *Roles) IsOnce(inputs []tensor.Tensor, size Size) bool {
+func (r *Roles) IsOnce(inputs []tensor.Tensor, size QuerySize) bool {
 	if size.Rows == 1 || r.SizeOf != "" && r.Input(r.SizeOf) != Row {
 		return false
 	}
@@ -109,14 +111,14 @@ func (r *Roles) Repeat(inputs []tensor.Tensor) ([]tensor.Tensor, error) {
 	return r.Join([][]tensor.Tensor{inputs})
 }
 
-// RepeatRows is Repeat for all but what belongs to the user, which there is once. It is an error if a
-// query has several users: inputs of the same user for each row count as one.
+// RepeatRows is Repeat for all but what belongs to the user, which there is once. It is an error if
+// a query has several users: inputs of the same user for each row count as one.
 func (r *Roles) RepeatRows(inputs []tensor.Tensor) ([]tensor.Tensor, error) {
 	return r.repeatRows(inputs, true)
 }
 
-// FillRows returns the inputs with what rows have once, beside other rows, once for each row. It leaves
-// what belongs to users as it is.
+// FillRows returns the inputs with what rows have once, beside other rows, once for each row. It
+// leaves what belongs to users as it is.
 func (r *Roles) FillRows(inputs []tensor.Tensor) ([]tensor.Tensor, error) {
 	return r.repeatRows(inputs, false)
 }
@@ -149,8 +151,9 @@ func (r *Roles) repeatRows(inputs []tensor.Tensor, oneUser bool) ([]tensor.Tenso
 			}
 			for k := range t.Shape[0] {
 				if !slices.Equal(c.cut(0, 1), c.cut(k, k+1)) {
-					return nil, fmt.Errorf("input %q: row %d is of another user than row 0, want one user a "+
-						"query", t.Name, k)
+					return nil,
+						fmt.Errorf("input %q: row %d is of another user than row 0, want one user a "+
+							"query", t.Name, k)
 				}
 			}
 			if t.Shape[0] > 0 {
@@ -165,7 +168,8 @@ func (r *Roles) repeatRows(inputs []tensor.Tensor, oneUser bool) ([]tensor.Tenso
 		case err != nil:
 			return nil, err
 		case b.f.Per == User && b.n != 1 && oneUser:
-			return nil, fmt.Errorf("input %q: %s of %d users, want one user a query", b.f.Index, b.f.Form,
+			return nil, fmt.Errorf("input %q: %s of %d users, want one user a query", b.f.Index,
+				b.f.Form,
 				b.n)
 		case b.f.Per == Row && b.n == 1 && rows != 1:
 			if err := b.f.putJoined(out, []piece{{b, 0, 1, rows}}); err != nil {
@@ -186,10 +190,10 @@ func repeat(t tensor.Tensor, rows int) (tensor.Tensor, error) {
 	return t, nil
 }
 
-// Join returns the inputs of one run of several queries: their rows one after the other, and for each
-// of them what belongs to its user. Each query must have passed [Roles.Check], in the same order of
-// inputs. Inputs of role Query are those of the first query. It is an error if there are more than
-// maxRows rows.
+// Join returns the inputs of one run of several queries: their rows one after the other, and for
+// each of them what belongs to its user. Each query must have passed [Roles.Check], in the same
+// order of inputs. Inputs of role Query are those of the first query. It is an error if there are
+// more than maxRows rows.
 func (r *Roles) Join(queries [][]tensor.Tensor) ([]tensor.Tensor, error) {
 	sizes := make([]int, len(queries))
 	sum := 0
@@ -212,7 +216,8 @@ func (r *Roles) Join(queries [][]tensor.Tensor) ([]tensor.Tensor, error) {
 			in := &inputs[i]
 			if in.DataType != t.DataType || len(in.Shape) != len(t.Shape) ||
 				!slices.Equal(in.Shape[1:], t.Shape[1:]) {
-				return nil, fmt.Errorf("input %q: %s %v and %s %v cannot be joined", t.Name, t.DataType,
+				return nil, fmt.Errorf("input %q: %s %v and %s %v cannot be joined", t.Name,
+					t.DataType,
 					t.Shape, in.DataType, in.Shape)
 			}
 			if size += len(in.Data) * timesOf(int(in.Shape[0]), sizes[q]); size > maxBytes {

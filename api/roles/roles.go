@@ -23,8 +23,8 @@ const (
 	Ragged Role = "ragged"
 )
 
-// A Port is an input or output and its role.
-type Port struct {
+// A NamedRole is an input or output and its role.
+type NamedRole struct {
 	Name string `json:"name"`
 	Role Role   `json:"role"`
 }
@@ -38,7 +38,8 @@ const (
 	Lengths Form = "lengths"
 	// Offsets: where the values of each begin, as PyTorch's EmbeddingBag takes it.
 	Offsets Form = "offsets"
-	// RowSplits: where they begin, and at last where all end, as TensorFlow's ragged tensors say it.
+	// RowSplits: where they begin, and at last where all end, as TensorFlow's ragged tensors say
+	// it.
 	RowSplits Form = "row_splits"
 )
 
@@ -55,8 +56,8 @@ type Feature struct {
 	// the first row.
 	Keys     int  `json:"keys,omitempty"`
 	KeyMajor bool `json:"key_major,omitempty"`
-	// LastOffset is whether Offsets end with the number of values, so that there is one more of them
-	// than rows. RowSplits always do.
+	// LastOffset is whether Offsets end with the number of values, so that there is one more of
+	// them than rows. RowSplits always do.
 	LastOffset bool `json:"last_offset,omitempty"`
 	// Table is the embedding table of the values, for information.
 	Table string `json:"table,omitempty"`
@@ -68,9 +69,9 @@ func (f *Feature) keys() int { return max(1, f.Keys) }
 // Roles are those of a model's inputs and outputs. They must not be changed once they are in use,
 // and may be used concurrently.
 type Roles struct {
-	Inputs  []Port    `json:"inputs"`  // in the order of the model
-	Outputs []Port    `json:"outputs"` // in the order of the model
-	Ragged  []Feature `json:"ragged,omitempty"`
+	Inputs  []NamedRole `json:"inputs"`  // in the order of the model
+	Outputs []NamedRole `json:"outputs"` // in the order of the model
+	Ragged  []Feature   `json:"ragged,omitempty"`
 	// SizeOf is the input whose dimension SizeDim counts as the size of a query; "": the first
 	// dimension of inputs of role Row.
 	SizeOf  string `json:"size_of,omitempty"`
@@ -79,8 +80,8 @@ type Roles struct {
 	inputs, outputs map[string]Role
 }
 
-// New returns r, complete: it checks that the parts of r fit together.
-func New(r Roles) (*Roles, error) {
+// Complete returns r, complete: it checks that the parts of r fit together.
+func Complete(r Roles) (*Roles, error) {
 	r.inputs, r.outputs = map[string]Role{}, map[string]Role{}
 	for _, p := range r.Inputs {
 		switch p.Role {
@@ -105,7 +106,8 @@ func New(r Roles) (*Roles, error) {
 	}
 	if _, ok := r.inputs[r.SizeOf]; r.SizeOf != "" && (!ok || r.SizeDim < 0 ||
 		r.SizeDim >= tensor.MaxRank) {
-		return nil, fmt.Errorf("the size is dimension %d of input %q, which there is not", r.SizeDim,
+		return nil, fmt.Errorf("the size is dimension %d of input %q, which there is not",
+			r.SizeDim,
 			r.SizeOf)
 	}
 	return &r, nil
@@ -119,12 +121,14 @@ func (r *Roles) checkFeature(f *Feature) error {
 	}
 	switch {
 	case f.Values == "" || f.Index == "":
-		return fmt.Errorf("a ragged feature has values %q and %s %q, expected both", f.Values, f.Form,
+		return fmt.Errorf("a ragged feature has values %q and %s %q, expected both", f.Values,
+			f.Form,
 			f.Index)
 	case f.Form != Lengths && f.Form != Offsets && f.Form != RowSplits:
 		return fmt.Errorf("ragged input %q has the form %q", f.Values, f.Form)
 	case f.Per != Row && f.Per != User:
-		return fmt.Errorf("ragged input %q is per %q, expected %q or %q", f.Values, f.Per, Row, User)
+		return fmt.Errorf("ragged input %q is per %q, expected %q or %q", f.Values, f.Per, Row,
+			User)
 	case f.Keys < 0 || f.Keys > tensor.MaxCount:
 		return fmt.Errorf("ragged input %q has %d keys, expected 1 to %d", f.Values, f.Keys,
 			tensor.MaxCount)
@@ -147,11 +151,11 @@ func Parse(text string) (*Roles, error) {
 	if err := json.Unmarshal([]byte(text), &r); err != nil {
 		return nil, fmt.Errorf("roles: %w", err)
 	}
-	return New(r)
+	return Complete(r)
 }
 
-// OfShapes returns the roles of a model that has none: a first dimension that varies is the rows, and
-// an input without one belongs to its query.
+// OfShapes returns the roles of a model that has none: a first dimension that varies is the rows,
+// and an input without one belongs to its query.
 func OfShapes(names []string, shapes [][]int64) *Roles {
 	r := &Roles{inputs: map[string]Role{}, outputs: map[string]Role{}}
 	for i, name := range names {
@@ -160,7 +164,7 @@ func OfShapes(names []string, shapes [][]int64) *Roles {
 			role = Query
 		}
 		r.inputs[name] = role
-		r.Inputs = append(r.Inputs, Port{name, role})
+		r.Inputs = append(r.Inputs, NamedRole{name, role})
 	}
 	return r
 }
@@ -183,7 +187,7 @@ func (r *Roles) Output(name string) Role {
 
 // HasUsers reports whether an input is of a user.
 func (r *Roles) HasUsers() bool {
-	return slices.ContainsFunc(r.Inputs, func(p Port) bool { return p.Role == User }) ||
+	return slices.ContainsFunc(r.Inputs, func(p NamedRole) bool { return p.Role == User }) ||
 		slices.ContainsFunc(r.Ragged, func(f Feature) bool { return f.Per == User })
 }
 
@@ -200,12 +204,12 @@ func (r *Roles) CanSplit() bool {
 		(r.SizeOf == "" || r.SizeDim == 0 && r.Input(r.SizeOf) == Row)
 }
 
-func hasRole(ports []Port, role Role) bool {
-	return slices.ContainsFunc(ports, func(p Port) bool { return p.Role == role })
+func hasRole(ports []NamedRole, role Role) bool {
+	return slices.ContainsFunc(ports, func(p NamedRole) bool { return p.Role == role })
 }
 
-// A Size is what a query has.
-type Size struct {
+// A QuerySize is what a query has.
+type QuerySize struct {
 	Rows  int // candidates
 	Users int // for whom they are: 1, or one for each row; 0: no input is of a user
 	// Values are those of the ragged inputs.
@@ -214,13 +218,13 @@ type Size struct {
 
 // Measure returns the size of a query with these inputs, in any order, as far as their shapes tell
 // it. Inputs that do not fit are for [Roles.Check] to refuse.
-func (r *Roles) Measure(inputs []tensor.Tensor) (s Size) {
+func (r *Roles) Measure(inputs []tensor.Tensor) (s QuerySize) {
 	s, _ = r.measure(inputs)
 	return s
 }
 
 // measure is Measure, and returns the name of the input that says the number of rows.
-func (r *Roles) measure(inputs []tensor.Tensor) (s Size, by string) {
+func (r *Roles) measure(inputs []tensor.Tensor) (s QuerySize, by string) {
 	rows, found := int64(1), false
 	once, users := false, int64(0)
 	for i := range inputs {
@@ -281,7 +285,7 @@ func find(inputs []tensor.Tensor, name string) *tensor.Tensor {
 // Check returns the size of a query with these inputs. It is an error if they do not fit together:
 // the error names the input, for a ragged one the row and the value, and what was expected. The
 // tensors' data must fit their shapes.
-func (r *Roles) Check(inputs []tensor.Tensor) (Size, error) {
+func (r *Roles) Check(inputs []tensor.Tensor) (QuerySize, error) {
 	s, by := r.measure(inputs)
 	for i := range inputs {
 		t := &inputs[i]
@@ -293,16 +297,19 @@ func (r *Roles) Check(inputs []tensor.Tensor) (Size, error) {
 			continue
 		}
 		if len(t.Shape) == 0 {
-			return s, fmt.Errorf("input %q: a scalar, want a first dimension: its role is %s", t.Name,
+			return s, fmt.Errorf("input %q: a scalar, want a first dimension: its role is %s",
+				t.Name,
 				role)
 		}
 		if n := t.Shape[0]; n != 1 && n != int64(s.Rows) && (role == User || r.SizeOf == "" ||
 			r.Input(r.SizeOf) == Row) {
 			if role == User {
-				return s, fmt.Errorf("input %q: %d users, want 1, or one for each of the %d rows of "+
-					"input %q", t.Name, n, s.Rows, by)
+				return s,
+					fmt.Errorf("input %q: %d users, want 1, or one for each of the %d rows of "+
+						"input %q", t.Name, n, s.Rows, by)
 			}
-			return s, fmt.Errorf("input %q: batch size %d, but input %q has %d", t.Name, n, by, s.Rows)
+			return s, fmt.Errorf("input %q: batch size %d, but input %q has %d", t.Name, n, by,
+				s.Rows)
 		}
 	}
 	for i := range r.Ragged {

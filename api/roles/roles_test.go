@@ -23,12 +23,12 @@ func of[T tensor.Element](t testing.TB, name string, values []T, shape ...int64)
 // ranker returns the roles of a model with an input of a user, one of items, and a ragged feature.
 func ranker(t testing.TB, f roles.Feature) *roles.Roles {
 	t.Helper()
-	r, err := roles.New(roles.Roles{
-		Inputs: []roles.Port{
+	r, err := roles.Complete(roles.Roles{
+		Inputs: []roles.NamedRole{
 			{"user", roles.User}, {"items", roles.Row}, {f.Values, roles.Ragged},
 			{f.Index, roles.Ragged},
 		},
-		Outputs: []roles.Port{{"scores", roles.Row}, {"of_user", roles.User}},
+		Outputs: []roles.NamedRole{{"scores", roles.Row}, {"of_user", roles.User}},
 		Ragged:  []roles.Feature{f},
 	})
 	if err != nil {
@@ -115,7 +115,8 @@ func TestForms(t *testing.T) {
 				of(t, "values", values, tt.n), tt.index,
 			}
 			size, err := r.Check(query)
-			if want := (roles.Size{Rows: 3, Users: 1, Values: int(tt.n)}); err != nil || size != want {
+			if want := (roles.QuerySize{Rows: 3, Users: 1, Values: int(tt.n)}); err != nil ||
+				size != want {
 				t.Fatalf("got %+v, %v, want %+v", size, err, want)
 			}
 			parts, err := r.Split(query, []int{2, 1})
@@ -123,7 +124,8 @@ func TestForms(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i, want := range []string{
-				"user[1]=[7] items[2]=[1 2] " + tt.parts[0], "user[1]=[7] items[1]=[3] " + tt.parts[1],
+				"user[1]=[7] items[2]=[1 2] " + tt.parts[0],
+				"user[1]=[7] items[1]=[3] " + tt.parts[1],
 			} {
 				if got := show(t, parts[i]); got != want {
 					t.Errorf("part %d:\n%s, want\n%s", i, got, want)
@@ -170,7 +172,8 @@ func TestOfUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := show(t, parts[1]), "user[1]=[5] items[2]=[2 3] values[2]=[5 6] index[1]=[2]"; got != want {
+	if got, want := show(t, parts[1]),
+		"user[1]=[5] items[2]=[2 3] values[2]=[5 6] index[1]=[2]"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	run, err := r.Join([][]tensor.Tensor{query(5, 1, 2), query(8, 3)})
@@ -189,7 +192,8 @@ func TestOfUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := show(t, one), "user[1]=[5] items[1]=[0] values[2]=[5 6] index[1]=[2]"; got != want {
+	if got, want := show(t, one),
+		"user[1]=[5] items[1]=[0] values[2]=[5 6] index[1]=[2]"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
@@ -260,17 +264,17 @@ func TestAnswer(t *testing.T) {
 	outputs := []tensor.Tensor{
 		of(t, "scores", []float32{1, 2, 3}, 3), of(t, "of_user", []float32{5, 5.000001, 5}, 3, 1),
 	}
-	if err := r.Answer(outputs, roles.Size{Rows: 3}); err != nil ||
+	if err := r.Answer(outputs, roles.QuerySize{Rows: 3}); err != nil ||
 		!slices.Equal(outputs[1].Shape, []int64{1, 1}) || outputs[0].Shape[0] != 3 {
 		t.Errorf("got %v, %v", outputs, err)
 	}
 	outputs = []tensor.Tensor{of(t, "scores", []float32{1}, 1), of(t, "of_user", []float32{5}, 1)}
-	if err := r.Answer(outputs, roles.Size{}); err != nil || outputs[0].Shape[0] != 0 ||
+	if err := r.Answer(outputs, roles.QuerySize{}); err != nil || outputs[0].Shape[0] != 0 ||
 		len(outputs[0].Data) != 0 || outputs[1].Shape[0] != 1 {
 		t.Errorf("of no rows: got %v, %v", outputs, err)
 	}
 	outputs = []tensor.Tensor{of(t, "of_user", []float32{5, 6}, 2)}
-	if err := r.Answer(outputs, roles.Size{Rows: 2}); err == nil ||
+	if err := r.Answer(outputs, roles.QuerySize{Rows: 2}); err == nil ||
 		!strings.Contains(err.Error(), `output "of_user"`) {
 		t.Errorf("got %v, want an error that names the output", err)
 	}
@@ -298,7 +302,8 @@ func TestText(t *testing.T) {
 // FuzzRagged: whatever a client sends, the feature is refused or can be split, joined and repeated,
 // and the parts have all values.
 func FuzzRagged(f *testing.F) {
-	f.Add(uint8(0), uint8(1), int64(3), int64(5), []byte{2, 0, 0, 0, 0, 0, 0, 0, 3}, []byte("12345"))
+	f.Add(uint8(0), uint8(1), int64(3), int64(5), []byte{2, 0, 0, 0, 0, 0, 0, 0, 3},
+		[]byte("12345"))
 	f.Add(uint8(3), uint8(2), int64(4), int64(2), []byte{0, 1, 2}, []byte{})
 	f.Add(uint8(9), uint8(0), int64(1)<<62, int64(1)<<61, []byte{}, []byte{})
 	f.Fuzz(func(t *testing.T, form, keys uint8, n, values int64, index, data []byte) {
@@ -323,9 +328,9 @@ func FuzzRagged(f *testing.F) {
 			{Name: "values", DataType: of, Shape: []int64{values}, Data: data},
 			{Name: "index", DataType: kind, Shape: shape, Data: index},
 		}
-		r, err := roles.New(roles.Roles{
-			Inputs:  []roles.Port{{"values", roles.Ragged}, {"index", roles.Ragged}},
-			Outputs: []roles.Port{{"y", roles.Row}}, Ragged: []roles.Feature{feature},
+		r, err := roles.Complete(roles.Roles{
+			Inputs:  []roles.NamedRole{{"values", roles.Ragged}, {"index", roles.Ragged}},
+			Outputs: []roles.NamedRole{{"y", roles.Row}}, Ragged: []roles.Feature{feature},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -354,7 +359,8 @@ func FuzzRagged(f *testing.F) {
 			t.Fatal(err)
 		}
 		for i := range again {
-			if !slices.Equal(again[i].Data, inputs[i].Data) || !slices.Equal(again[i].Shape, inputs[i].Shape) {
+			if !slices.Equal(again[i].Data, inputs[i].Data) || !slices.Equal(again[i].Shape,
+				inputs[i].Shape) {
 				t.Fatalf("joined: %v, want %v", again[i], inputs[i])
 			}
 		}
