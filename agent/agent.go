@@ -93,8 +93,8 @@ type Agent struct {
 	hub        *dashboard.Hub
 	worker     *worker.Worker
 	gateway    *client.Gateway
-	counts     *serve.Counts // of clients' queries
-	slowLog    *slowlog.Log  // nil: there is none
+	counts     *serve.QueryCounters // of clients' queries
+	slowLog    *slowlog.Log         // nil: there is none
 	executor   runtime.Executor
 	card       *cardWatch // nil without a card
 	cpu        cpuWatch
@@ -188,7 +188,7 @@ func openExecutor(config Config, logger *slog.Logger) (runtime.Executor, error) 
 	}
 	return runtime.OpenONNX(runtime.Config{
 		LibraryPath: config.ONNXRuntimeLib,
-		Provider:    runtime.Provider(config.Provider),
+		Provider:    runtime.ExecutionProvider(config.Provider),
 		GPU:         config.GPU,
 		GPUMemory:   config.GPUMemory,
 		Cores:       config.coresOrDefault(),

@@ -20,9 +20,9 @@ import (
 	"github.com/muster-serve/muster/profiles"
 )
 
-// An Inside shows tests of whole agents the rooms of an agent, and lets them change its settings and
-// its environment before Run. Only package agenttest and tests use it. Rooms and addresses are there
-// once Listening is closed.
+// An Inside shows tests of whole agents the rooms of an agent, and lets them change its settings
+// and its environment before Run. Only package agenttest and tests use it. Rooms and addresses are
+// there once Listening is closed.
 type Inside struct{ *Agent }
 
 // Config returns the settings, which may be changed before Run.
@@ -59,7 +59,7 @@ func (i Inside) Local() grpc.ClientConnInterface { return i.Agent.local }
 func (i Inside) Gateway() *client.Gateway { return i.Agent.gateway }
 
 // Counts are those of clients' queries.
-func (i Inside) Counts() *serve.Counts { return i.Agent.counts }
+func (i Inside) Counts() *serve.QueryCounters { return i.Agent.counts }
 
 // Followed is the leadership that the agent follows; an empty one until the agent has started.
 func (i Inside) Followed() *control.Leadership { return i.Agent.leadership.Leadership() }
@@ -97,8 +97,8 @@ func (i Inside) Draining() bool { return i.Agent.host.Draining() }
 // Rented is what the provider says of this machine; nil: it was not rented.
 func (i Inside) Rented() *control.Rented { return i.Agent.rented.Load() }
 
-// SetRented replaces what the provider says of this machine. Once the agent runs, the fleet hears of it
-// with the next change of its description.
+// SetRented replaces what the provider says of this machine. Once the agent runs, the fleet hears
+// of it with the next change of its description.
 func (i Inside) SetRented(r *control.Rented) { i.Agent.rented.Store(r) }
 
 // KeptKeys are the keys of gossip that the settings or their file have.

@@ -69,8 +69,8 @@ type Gateway struct {
 	standstills standstills
 }
 
-// A query is a query that the gateway owns.
-type query struct {
+// A gatewayQuery is a query that the gateway owns.
+type gatewayQuery struct {
 	queries.Query
 	model   string
 	version int64 // 0 means the one that was released, else the newest
@@ -109,7 +109,7 @@ type underWay struct {
 }
 
 // abortOf is the place for an attempt in aborts, or for another one with 0; nil if there is none.
-func (q *query) abortOf(attempt uint32) *underWay {
+func (q *gatewayQuery) abortOf(attempt uint32) *underWay {
 	for i := range q.aborts {
 		if a := &q.aborts[i]; a.attempt == attempt {
 			return a
@@ -185,7 +185,7 @@ func (g *Gateway) timeNow() time.Duration           { return time.Since(g.began)
 
 // p99Execution is the 99th percentile of a query's execution latency at an agent, 0 if unknown.
 func (g *Gateway) p99Execution(q *queries.Query, agent names.AgentName) time.Duration {
-	return g.leaderless.p99Execution(q.Tag.(*query), agent)
+	return g.leaderless.p99Execution(q.Tag.(*gatewayQuery), agent)
 }
 
 // SetView gives the gateway a new view of the fleet. The caller must not change the view
@@ -377,7 +377,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	if err != nil {
 		return nil, err
 	}
-	q := &query{
+	q := &gatewayQuery{
 		Query: queries.Query{Arrival: g.timeOf(arrival)}, model: req.Model, version: version,
 		batch:  1,
 		family: family, least: req.LeastAccuracy, loadShare: req.LoadShare,
@@ -426,7 +426,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 }
 
 // measure sets the size of q, whose model takes up to largest rows.
-func (q *query) measure(req *oip.Request, largest int) {
+func (q *gatewayQuery) measure(req *oip.Request, largest int) {
 	rows := req.Rows()
 	if q.roles != nil {
 		size := q.roles.Measure(req.Inputs)
@@ -438,7 +438,7 @@ func (q *query) measure(req *oip.Request, largest int) {
 
 // forMember returns the query for an attempt at a member: one that does not know roles gets what
 // there is once for each row.
-func (q *query) forMember(req *oip.Request, member *control.Member) *oip.Request {
+func (q *gatewayQuery) forMember(req *oip.Request, member *control.Member) *oip.Request {
 	if q.roles == nil || member.KnowsRoles() {
 		return req
 	}
@@ -456,7 +456,8 @@ func (q *query) forMember(req *oip.Request, member *control.Member) *oip.Request
 }
 
 // run carries out q, which may be a part, until q has its outcome.
-func (g *Gateway) run(ctx context.Context, q *query, req *oip.Request) (*oip.Response, error) {
+func (g *Gateway) run(ctx context.Context, q *gatewayQuery, req *oip.Request) (*oip.Response,
+	error) {
 	g.mu.Lock()
 	q.ctx, q.req = ctx, req
 	g.mu.Unlock()
@@ -480,7 +481,7 @@ func (g *Gateway) run(ctx context.Context, q *query, req *oip.Request) (*oip.Res
 // makeNextAttempt makes the next attempt for q, if it has a target. beside says that the query's
 // caller makes one meanwhile, and that this goroutine is not the caller's. It returns whether the
 // query has its outcome, or is to run in parts.
-func (g *Gateway) makeNextAttempt(q *query, beside bool) (over bool) {
+func (g *Gateway) makeNextAttempt(q *gatewayQuery, beside bool) (over bool) {
 	ctx, trace := q.ctx, q.trace
 	attemptCtx, abort := context.WithCancel(ctx)
 	defer abort()
@@ -567,7 +568,7 @@ func (g *Gateway) makeNextAttempt(q *query, beside bool) (over bool) {
 }
 
 // isOver reports whether the query has its outcome, or is to run in parts.
-func (q *query) isOver() bool {
+func (q *gatewayQuery) isOver() bool {
 	_, ended := q.Ended()
 	return ended || q.Parts() != nil
 }
@@ -586,7 +587,7 @@ func forVariant(req *oip.Request, v queries.ChosenVariant) *oip.Request {
 }
 
 // outcomeOf returns the query's outcome if it has one: nil for an answer, else the gRPC error.
-func (q *query) outcomeOf() (err error, ended bool) {
+func (q *gatewayQuery) outcomeOf() (err error, ended bool) {
 	err, ended = q.Ended()
 	if e, ok := err.(*queries.GaveUp); ok {
 		s := status.Convert(e.Err)
@@ -601,15 +602,15 @@ func (q *query) outcomeOf() (err error, ended bool) {
 }
 
 // endTrace ends the spans of q's steps, and of parts that were not run.
-func (q *query) endTrace() {
+func (q *gatewayQuery) endTrace() {
 	q.trace.endStep()
 	for _, part := range q.Parts() {
-		part.Tag.(*query).trace.endStep()
+		part.Tag.(*gatewayQuery).trace.endStep()
 	}
 }
 
 // latenessError is the error of q, whose ctx has ended; it says where q was.
-func (g *Gateway) latenessError(ctx context.Context, q *query, now time.Duration) error {
+func (g *Gateway) latenessError(ctx context.Context, q *gatewayQuery, now time.Duration) error {
 	s := status.FromContextError(ctx.Err())
 	where := "waited for a lane"
 	if agent := q.At(); agent != "" {
@@ -653,7 +654,7 @@ func (g *Gateway) beginInquiries() {
 		}
 		failed := slices.Clone(q.Failed())
 		g.mu.Unlock()
-		g.leaderless.beginInquiry(q.Tag.(*query), failed)
+		g.leaderless.beginInquiry(q.Tag.(*gatewayQuery), failed)
 		g.mu.Lock()
 		g.takeDecisions()
 	}
@@ -677,13 +678,13 @@ func (g *Gateway) carryOut() {
 	for a, ok := g.queries.Next(); ok; a, ok = g.queries.Next() {
 		switch a.Kind {
 		case queries.Wake:
-			q := a.Query.Tag.(*query)
+			q := a.Query.Tag.(*gatewayQuery)
 			q.wake.Send()
 			if q.busy && q.IsHedged() {
 				q.hedges.Go(func() { g.makeNextAttempt(q, true) })
 			}
 		case queries.CutOff:
-			if cut := a.Query.Tag.(*query).abortOf(a.Attempt); cut != nil {
+			if cut := a.Query.Tag.(*gatewayQuery).abortOf(a.Attempt); cut != nil {
 				cut.abort()
 			}
 		case queries.Release:

@@ -62,7 +62,7 @@ type leaderless struct {
 
 // An openInquiry is a query with an open inquiry.
 type openInquiry struct {
-	*query
+	*gatewayQuery
 	traced   *decision
 	released names.ModelKey // the version that answers, if a release says so; else ""
 }
@@ -71,7 +71,7 @@ type openInquiry struct {
 type profile struct {
 	json  []byte
 	table *profiles.Table
-	dense *match.Table
+	dense *match.LatencyTable
 }
 
 func newLeaderless(g *Gateway) *leaderless {
@@ -254,7 +254,7 @@ func (l *leaderless) remakePriced() {
 		l.decision.SetLanes(nil)
 		return
 	}
-	unknown := make([]*match.Table, len(models))
+	unknown := make([]*match.LatencyTable, len(models))
 	for i, m := range models {
 		// cannot fail: both are > 0
 		unknown[i], _ = match.NewTable(guess(m.QoSTarget), m.LargestBatchSize)
@@ -328,7 +328,7 @@ func (l *leaderless) priceIndex(laneType names.LaneType) int {
 }
 
 // denseTable returns a profile as a match.Table, nil if it is unknown.
-func (l *leaderless) denseTable(key names.TableKey, m *match.Model) *match.Table {
+func (l *leaderless) denseTable(key names.TableKey, m *match.Model) *match.LatencyTable {
 	p := l.profiles[key]
 	table := p.read()
 	if table == nil {
@@ -345,7 +345,7 @@ func (l *leaderless) denseTable(key names.TableKey, m *match.Model) *match.Table
 }
 
 // p99Execution is the 99th percentile of q's execution latency at an agent, 0 if unknown.
-func (l *leaderless) p99Execution(q *query, agent names.AgentName) time.Duration {
+func (l *leaderless) p99Execution(q *gatewayQuery, agent names.AgentName) time.Duration {
 	known := l.g.members.Load()
 	model, member := known.profileName(q, l.g.config.ID), known.byName[agent]
 	l.mu.Lock()
@@ -395,13 +395,13 @@ func (l *leaderless) noteSilence(leader names.AgentName) {
 
 // beginInquiry begins an inquiry for q. failed are members that have failed it.
 // [Gateway.takeDecisions] takes the result.
-func (l *leaderless) beginInquiry(q *query, failed []names.AgentName) {
+func (l *leaderless) beginInquiry(q *gatewayQuery, failed []names.AgentName) {
 	traced := q.trace.beginDecision()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.remakePriced()
 	known := l.g.members.Load()
-	about := openInquiry{query: q, traced: traced}
+	about := openInquiry{gatewayQuery: q, traced: traced}
 	name := known.profileName(q, l.g.config.ID)
 	if known.releases[q.model].Current != 0 && q.version == 0 && q.family == nil {
 		about.released = name
@@ -558,7 +558,7 @@ func (l *leaderless) free(agent names.AgentName, reservation uint64) {
 // A leaderlessDecision is the result of an inquiry: a target, or the reason why there is none and
 // when to inquire again.
 type leaderlessDecision struct {
-	query  *query
+	query  *gatewayQuery
 	target queries.Target
 	again  time.Time
 	why    string
@@ -575,13 +575,13 @@ func (l *leaderless) next() (d leaderlessDecision, ok bool) {
 	l.decided = l.decided[:copy(l.decided, l.decided[1:])]
 	about := l.inquired[do.Query]
 	delete(l.inquired, do.Query)
-	d = leaderlessDecision{query: about.query, again: do.Again}
+	d = leaderlessDecision{query: about.gatewayQuery, again: do.Again}
 	switch {
 	case do.Kind == inquire.SendQuery && l.agents[do.Lane] == "":
 		d.why = "the agent that would have taken it has left"
 	case do.Kind == inquire.SendQuery:
 		d.target = queries.Target{Agent: l.agents[do.Lane], Reservation: do.ID, Took: do.Finish}
-		if about.query.family != nil {
+		if about.gatewayQuery.family != nil {
 			d.target.ChosenVariant = queries.ChosenVariant{Model: do.Model, Accuracy: do.Accuracy}
 		} else {
 			d.target.ChosenVariant.Model = about.released
@@ -591,6 +591,6 @@ func (l *leaderless) next() (d leaderlessDecision, ok bool) {
 	default:
 		d.why = fmt.Sprintf("none of the %d agents asked could take it", do.Asked)
 	}
-	about.traced.endDecision(d.target, l.g.timeNow()-about.query.Arrival, d.why)
+	about.traced.endDecision(d.target, l.g.timeNow()-about.gatewayQuery.Arrival, d.why)
 	return d, true
 }

@@ -178,7 +178,7 @@ func (g *Gateway) handleMessage(m *control.MatchMessage) {
 	g.queries.HandleLeaderMessage(m.GetReceived(), g.timeNow())
 	for _, o := range m.GetOfferAgain() {
 		if q := g.queries.OfferAgain(o.GetSequence(), o.GetAttempt()); q != nil {
-			q.Tag.(*query).trace.offeredAgain(o)
+			q.Tag.(*gatewayQuery).trace.offeredAgain(o)
 		}
 	}
 	for _, s := range m.GetSplit() {
@@ -274,7 +274,7 @@ func (g *Gateway) nextMessage() *control.GatewayMessage {
 	}
 	for i := range from.Submit {
 		s := &from.Submit[i]
-		q := s.Query.Tag.(*query)
+		q := s.Query.Tag.(*gatewayQuery)
 		m.Submit[i] = &control.Submit{
 			Sequence: q.Sequence, Model: q.model, Version: q.version, BatchSize: q.batch,
 			Bytes:    q.bytes,

@@ -28,7 +28,7 @@ func TestMessagesAreSmall(t *testing.T) {
 	g.queries.Opened(0)
 	trace := &queryTrace{span: noop.Span{}, traceparent: long(55), tracestate: long(512)}
 	for i := range uint64(500) {
-		q := &query{model: long(255), version: 1 << 40, bytes: 1 << 40, trace: trace}
+		q := &gatewayQuery{model: long(255), version: 1 << 40, bytes: 1 << 40, trace: trace}
 		q.Tag, q.Deadline = q, 1<<40
 		g.queries.Arrive(&q.Query, 1)
 		// of none of its queries

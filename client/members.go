@@ -275,7 +275,7 @@ func (m *members) newestVersion(model string) int64 {
 
 // profileName is the name under which profiles know q's model and version; of a query that names a
 // family, those of the attempt under way, or the family's name if there is none. gateway is q's.
-func (m *members) profileName(q *query, gateway uint64) names.ModelKey {
+func (m *members) profileName(q *gatewayQuery, gateway uint64) names.ModelKey {
 	if q.family != nil {
 		return cmp.Or(q.Variant(), names.ModelKey(q.model))
 	}
@@ -284,7 +284,7 @@ func (m *members) profileName(q *query, gateway uint64) names.ModelKey {
 
 // bind is the version that is to answer q, which names no family: the one that it names, else what
 // the model's release says, else the newest.
-func (m *members) bind(q *query, gateway uint64) int64 {
+func (m *members) bind(q *gatewayQuery, gateway uint64) int64 {
 	if q.version != 0 {
 		return q.version
 	}

@@ -122,14 +122,15 @@ const quickShare = 4
 
 // recordLate sets req.Late if q, whose target is given and which began at the gateway at the time
 // began, was late or has failed.
-func (g *Gateway) recordLate(q *query, req *oip.Request, began, target time.Duration, err error) {
+func (g *Gateway) recordLate(q *gatewayQuery, req *oip.Request, began, target time.Duration,
+	err error) {
 	now := g.timeNow()
 	if total := now - q.Arrival; target <= 0 || err == nil && total <= target {
 		return
 	}
 	slowest := q
 	for _, part := range q.Parts() {
-		if part := part.Tag.(*query); part.spent.ended >= slowest.spent.ended {
+		if part := part.Tag.(*gatewayQuery); part.spent.ended >= slowest.spent.ended {
 			slowest = part
 		}
 	}
@@ -179,7 +180,8 @@ func (t *spentTime) fill(r *lateness.Record, q spentQuery) {
 	}
 	switch {
 	case t.says:
-		for c, d := range t.spent { // a clock that runs faster there must not take more than there is
+		// a clock that runs faster there must not take more than there is
+		for c, d := range t.spent {
 			if within > at {
 				d = time.Duration(float64(d) * float64(at) / float64(within))
 			}
@@ -209,7 +211,8 @@ func (t *spentTime) fillWait(parts *[lateness.Components]time.Duration, q spentQ
 	case q.unled:
 		parts[lateness.AwaitedLeader] += wait
 	case t.waited >= 0:
-		// The leader's time is since the arrival. What it does not know of is the way to it and back.
+		// The leader's time is since the arrival. What it does not know of is the way to it and
+		// back.
 		known := min(max(0, t.waited-(q.began-q.arrival)), wait)
 		parts[lateness.AwaitedLane] += known
 		parts[lateness.OnTheWay] += wait - known

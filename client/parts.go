@@ -29,7 +29,7 @@ func (g *Gateway) split(s *control.Split) {
 	if split == nil {
 		return
 	}
-	whole, sum := split.Tag.(*query), uint64(0)
+	whole, sum := split.Tag.(*gatewayQuery), uint64(0)
 	for _, n := range s.GetRows() {
 		sum += uint64(n)
 	}
@@ -55,7 +55,7 @@ func (g *Gateway) split(s *control.Split) {
 	parts, from := make([]*queries.Query, len(s.GetRows())), 0
 	for i, n := range s.GetRows() {
 		p := part{uint32(i + 1), from, from + int(n)}
-		q := &query{
+		q := &gatewayQuery{
 			model: model, version: version, batch: n, part: p,
 			bytes: whole.bytes * uint64(n) / sum, roles: whole.roles, users: min(whole.users, n),
 			values: whole.values * uint64(n) / sum,
@@ -69,12 +69,13 @@ func (g *Gateway) split(s *control.Split) {
 // inParts runs the parts of a query until all of them have ended, and joins their answers. It takes
 // the place of the query's attempts: q has its outcome when inParts returns, unless the answers do
 // not fit together.
-func (g *Gateway) inParts(ctx context.Context, q *query, req *oip.Request) (*oip.Response, error) {
+func (g *Gateway) inParts(ctx context.Context, q *gatewayQuery, req *oip.Request) (*oip.Response,
+	error) {
 	q.trace.endStep()
 	parts := q.Parts()
 	rows, answers := make([]int, len(parts)), make([]*oip.Response, len(parts))
 	for i, part := range parts {
-		rows[i] = int(part.Tag.(*query).batch)
+		rows[i] = int(part.Tag.(*gatewayQuery).batch)
 	}
 	requests, err := req.SplitBy(q.roles, rows)
 	if err != nil {
@@ -85,7 +86,7 @@ func (g *Gateway) inParts(ctx context.Context, q *query, req *oip.Request) (*oip
 		return nil, err
 	}
 	run := func(i int) {
-		part := parts[i].Tag.(*query)
+		part := parts[i].Tag.(*gatewayQuery)
 		requests[i].Model, requests[i].LeastAccuracy = part.model, 0
 		if part.version != 0 {
 			requests[i].Version = strconv.FormatInt(part.version, 10)

@@ -55,7 +55,7 @@ func TestForOlderMember(t *testing.T) {
 		req := &oip.Request{
 			Model: "m", Inputs: []tensor.Tensor{ids("user", 7), ids("items", 1, 2, 3)},
 		}
-		q := &query{roles: v.roles}
+		q := &gatewayQuery{roles: v.roles}
 		q.measure(req, v.largest)
 		if q.batch != 3 || q.users != 1 {
 			t.Errorf("with roles %t: %d rows, %d users, want 3 and 1", with, q.batch, q.users)

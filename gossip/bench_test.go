@@ -14,8 +14,8 @@ func BenchmarkLoads(b *testing.B) {
 	for _, members := range []int{50, 200, 1000} {
 		b.Run(fmt.Sprint("members=", members), func(b *testing.B) {
 			g := &Gossip{config: Config{Name: "self"}, members: map[string]*entry{},
-				ids: map[memberID]*entry{}, pending: map[eventKey]Event{},
-				wake: make(chan struct{}, 1), events: make(chan Event)}
+				ids: map[memberID]*entry{}, pending: map[eventKey]MemberEvent{},
+				wake: make(chan struct{}, 1), events: make(chan MemberEvent)}
 			g.queue.members, g.queue.newest = func() int {
 				return members
 			}, map[memberID]*broadcast{}

@@ -16,8 +16,8 @@ import (
 )
 
 // read takes what events there are now.
-func read(g *Gossip) []Event {
-	var events []Event
+func read(g *Gossip) []MemberEvent {
+	var events []MemberEvent
 	for {
 		synctest.Wait()
 		select {
@@ -30,7 +30,7 @@ func read(g *Gossip) []Event {
 }
 
 // kinds are the events' kinds and members, loads left out.
-func kinds(events []Event) []string {
+func kinds(events []MemberEvent) []string {
 	var kinds []string
 	for _, e := range events {
 		if e.Kind != Loaded {
@@ -707,7 +707,7 @@ func TestSlowReader(t *testing.T) {
 		if len(events) > 2*3+1 { // one was on its way
 			t.Errorf("got %d events, want two a member: %v", len(events), kinds(events))
 		}
-		last := map[string]Event{}
+		last := map[string]MemberEvent{}
 		for _, e := range events {
 			if e.Kind == Updated { // of the one on its way
 				e.Kind = Joined

@@ -1,6 +1,6 @@
 // Package gossip lets the agents of a fleet find each other. It tells each agent which other agents
 // are members, a few bytes of description of each ([Member].Meta), and roughly how busy each is
-// ([Load]).
+// ([MemberLoad]).
 //
 // It wraps memberlist, which detects failed members and spreads messages. This package adds joining
 // that never gives up, loads, a keyring that can be rotated, bounds on what unknown senders can

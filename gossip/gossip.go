@@ -64,10 +64,10 @@ type Gossip struct {
 	leave  context.CancelFunc // ends joining
 	wg     sync.WaitGroup
 	ready  chan struct{}
-	rejoin wakeup.Signal // wakes join
-	events chan Event    // unbuffered: pending holds the waiting events
-	wake   wakeup.Signal // pending is not empty
-	count  atomic.Int64  // len(members)
+	rejoin wakeup.Signal    // wakes join
+	events chan MemberEvent // unbuffered: pending holds the waiting events
+	wake   wakeup.Signal    // pending is not empty
+	count  atomic.Int64     // len(members)
 	stats  counters
 
 	keyMu  sync.Mutex // serializes changes of the keyring
@@ -86,10 +86,10 @@ type Gossip struct {
 	gone      []departedMember // strangers that have gone within strangerMemory
 	// agents that Vouch named and that are to be joined, by name
 	vouched   map[string]netip.AddrPort
-	pending   map[eventKey]Event
+	pending   map[eventKey]MemberEvent
 	order     []eventKey // the order of pending; may hold keys that pending lacks
 	refused   int        // how many Refused events pending holds
-	own       Load
+	own       MemberLoad
 	nextLoad  []byte
 	loadTimer *time.Timer // will send nextLoad; nil: no load waits
 	stopped   bool        // no more loads are sent
@@ -126,14 +126,14 @@ func Open(ctx context.Context, config Config) (*Gossip, error) {
 		faults:  newFaultLog(config.Logger),
 		ready:   make(chan struct{}),
 		rejoin:  wakeup.New(),
-		events:  make(chan Event),
+		events:  make(chan MemberEvent),
 		wake:    wakeup.New(),
 		meta:    config.Meta,
 		members: map[string]*entry{},
 		ids:     map[memberID]*entry{},
 		failed:  map[string]failure{},
 		vouched: map[string]netip.AddrPort{},
-		pending: map[eventKey]Event{},
+		pending: map[eventKey]MemberEvent{},
 	}
 	g.queue.members = func() int { return int(g.count.Load()) }
 	g.queue.newest = map[memberID]*broadcast{}

@@ -23,8 +23,8 @@ func loadInterval(members int) time.Duration {
 	return LoadInterval * time.Duration(max(members, loadMembers)) / loadMembers
 }
 
-// A Load is the newest load that a member has sent: how busy it is.
-type Load struct {
+// A MemberLoad is the newest load that a member has sent: how busy it is.
+type MemberLoad struct {
 	From string // the member's name
 	Seq  uint64 // increases with each load of the member
 	Data []byte // must not be modified
@@ -181,9 +181,9 @@ func (g *Gossip) handleFrame(f frame, passOn bool) {
 		return
 	case f.kind == loadFrame:
 		f.data = slices.Clone(f.data)
-		e.load = Load{From: e.Name, Seq: f.seq, Data: f.data, At: made}
+		e.load = MemberLoad{From: e.Name, Seq: f.seq, Data: f.data, At: made}
 		g.stats.loadsNew.Add(1)
-		g.enqueueEvent(Event{Kind: Loaded, Member: e.Member, Load: e.load})
+		g.enqueueEvent(MemberEvent{Kind: Loaded, Member: e.Member, Load: e.load})
 	case f.kind == leavingFrame:
 		e.load.Seq, e.leaving = f.seq, true
 		f.data = nil
@@ -196,16 +196,16 @@ func (g *Gossip) handleFrame(f frame, passOn bool) {
 }
 
 // Loads returns the newest load of each other member that has sent one, sorted by name.
-func (g *Gossip) Loads() []Load {
+func (g *Gossip) Loads() []MemberLoad {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	var loads []Load
+	var loads []MemberLoad
 	for _, e := range g.members {
 		if !e.load.At.IsZero() {
 			loads = append(loads, e.load)
 		}
 	}
-	slices.SortFunc(loads, func(a, b Load) int { return cmp.Compare(a.From, b.From) })
+	slices.SortFunc(loads, func(a, b MemberLoad) int { return cmp.Compare(a.From, b.From) })
 	return loads
 }
 
@@ -215,7 +215,7 @@ func (g *Gossip) loadFrames() []frame {
 	defer g.mu.Unlock()
 	now := time.Now()
 	var frames []frame
-	add := func(l Load) {
+	add := func(l MemberLoad) {
 		if !l.At.IsZero() {
 			frames = append(frames, frame{
 				kind: loadFrame, member: idOf(l.From), seq: l.Seq, age: now.Sub(l.At), data: l.Data,

@@ -22,11 +22,11 @@ type Member struct {
 	Meta []byte         // must not be modified
 }
 
-// An Event is a change of this agent's view of the others.
-type Event struct {
+// An MemberEvent is a change of this agent's view of the others.
+type MemberEvent struct {
 	Kind   EventKind
-	Member Member // the member after the change, or before it went
-	Load   Load   // the load of a Loaded event
+	Member Member     // the member after the change, or before it went
+	Load   MemberLoad // the load of a Loaded event
 }
 
 // EventKind says what has changed.
@@ -67,7 +67,7 @@ func (k EventKind) String() string {
 // entry is the state of a live member.
 type entry struct {
 	Member
-	load     Load // zero At: none yet; Seq also counts leaving frames
+	load     MemberLoad // zero At: none yet; Seq also counts leaving frames
 	leaving  bool
 	stranger bool // Vouch has not been called for it
 	reserved bool // it has a place reserved for hosts with an open stream
@@ -142,7 +142,7 @@ func (g *Gossip) admitStranger(m Member) error {
 		return nil
 	}
 	if g.refused < maxRefused {
-		g.enqueueEvent(Event{Kind: Refused, Member: m})
+		g.enqueueEvent(MemberEvent{Kind: Refused, Member: m})
 	}
 	return errStrangers
 }
@@ -226,7 +226,7 @@ func (g *Gossip) forgetFailed() {
 // itself. It is the same channel in all calls, and Close closes it. A newer event of a member
 // replaces an unread one, so a slow reader may miss changes; it may read Joined for a member that
 // it knows, or Left for one that it does not. Loaded events replace only Loaded events.
-func (g *Gossip) Events() <-chan Event { return g.events }
+func (g *Gossip) Events() <-chan MemberEvent { return g.events }
 
 // Events with the same eventKey replace each other.
 type eventKey struct {
@@ -235,7 +235,7 @@ type eventKey struct {
 }
 
 // enqueueEvent queues an event for the reader of Events. g.mu is held.
-func (g *Gossip) enqueueEvent(e Event) {
+func (g *Gossip) enqueueEvent(e MemberEvent) {
 	if e.Member.Name == g.config.Name {
 		return
 	}
@@ -256,7 +256,7 @@ func (g *Gossip) enqueueEvent(e Event) {
 }
 
 // nextEvent removes and returns the first queued event; it reports false if there is none.
-func (g *Gossip) nextEvent() (Event, bool) {
+func (g *Gossip) nextEvent() (MemberEvent, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for len(g.order) > 0 {
@@ -270,7 +270,7 @@ func (g *Gossip) nextEvent() (Event, bool) {
 			return e, true
 		}
 	}
-	return Event{}, false
+	return MemberEvent{}, false
 }
 
 // deliverEvents sends queued events to the reader of Events, until g.ctx ends.
@@ -351,7 +351,7 @@ func (c callbacks) handleAlive(n *memberlist.Node, kind EventKind) {
 	delete(g.vouched, m.Name)
 	e.Member = m // leaving stays set, even if the member has changed just before it leaves
 	delete(g.failed, m.Name)
-	g.enqueueEvent(Event{Kind: kind, Member: m})
+	g.enqueueEvent(MemberEvent{Kind: kind, Member: m})
 }
 
 // NotifyLeave implements [memberlist.EventDelegate]. memberlist does not say whether the member
@@ -381,7 +381,7 @@ func (c callbacks) NotifyLeave(n *memberlist.Node) {
 			g.fail(e.Member)
 		}
 	}
-	g.enqueueEvent(Event{Kind: kind, Member: e.Member})
+	g.enqueueEvent(MemberEvent{Kind: kind, Member: e.Member})
 }
 
 // fail adds a failed member to g.failed, in place of the oldest one if there are maxFailed. g.mu is

@@ -88,7 +88,7 @@ func TestSockets(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	want := func(g *Gossip, kind EventKind, member string) Event {
+	want := func(g *Gossip, kind EventKind, member string) MemberEvent {
 		t.Helper()
 		for {
 			select {

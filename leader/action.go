@@ -14,11 +14,11 @@ type ActionKind uint8
 
 const (
 	// Assign, Reject, OfferAgain and Split: Decision, Tag. Tell the query's gateway the decision.
-	// Assign also sets Agent, Lane, BatchSize and Model, the version that the lane is to run; Reject
-	// sets Message, Model and, if a member could load what answers the query, Loadable. Split sets
-	// Model, which answers all parts: the gateway submits them for it from then on. The parts of a
-	// split query have its tag. Assign and Split set Known if the query names no version and Model
-	// was released.
+	// Assign also sets Agent, Lane, BatchSize and Model, the version that the lane is to run;
+	// Reject sets Message, Model and, if a member could load what answers the query, Loadable.
+	// Split sets Model, which answers all parts: the gateway submits them for it from then on. The
+	// parts of a split query have its tag. Assign and Split set Known if the query names no version
+	// and Model was released.
 	Assign ActionKind = iota
 	Reject
 	OfferAgain
@@ -60,8 +60,9 @@ const (
 	// Departs: Agent, Factor, Known. The agent's latencies depart from its type's by Factor; Known
 	// says that it has an instance type of its own from now on, false that it has it no more.
 	Departs
-	// TargetUnmet: Model, Share, Message (why). The model misses its QoS target whatever is decided:
-	// a Share of its queries would be late if no other queries came. Share 0: that has ended.
+	// TargetUnmet: Model, Share, Message (why). The model misses its QoS target whatever is
+	// decided: a Share of its queries would be late if no other queries came. Share 0: that has
+	// ended.
 	TargetUnmet
 	// Nonsense: Message. The matcher got an event that contradicts what it knows.
 	Nonsense
@@ -94,7 +95,7 @@ type Action struct {
 // learning loop.
 type Pool struct {
 	Members []PoolMember // by name
-	Models  []Model      // by key, without Profile
+	Models  []HeldModel  // by key, without Profile
 	// Loadable are the models that no member holds and one may load. They are among Models.
 	Loadable map[ModelID]bool
 }

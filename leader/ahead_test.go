@@ -70,20 +70,20 @@ func TestAheadUnknown(t *testing.T) {
 // TestAheadBounded: what is learned never exceeds a quarter of the shortest QoS
 // target that lanes serve.
 func TestAheadBounded(t *testing.T) {
-	of := func(name string, target time.Duration) Model {
-		return Model{ModelID: ModelID{name, 1}, QoSTarget: target, Share: .99, Largest: 1}
+	of := func(name string, target time.Duration) HeldModel {
+		return HeldModel{ModelID: ModelID{name, 1}, QoSTarget: target, Share: .99, Largest: 1}
 	}
 	ncf, rm2 := of("ncf", 5*time.Millisecond), of("rm2", 350*time.Millisecond)
 	a, idle := box("a"), box("idle")
-	idle.Lanes, idle.Models = 0, []Model{of("fast", time.Millisecond)}
+	idle.Lanes, idle.Models = 0, []HeldModel{of("fast", time.Millisecond)}
 	in := newTold(t)
 	in.tell(Event{Kind: ViewChanged, Members: []*Member{a, idle}})
 	for _, test := range []struct {
-		models []Model
+		models []HeldModel
 		want   time.Duration
 	}{
-		{[]Model{ncf, rm2}, 1250 * time.Microsecond},
-		{[]Model{rm2}, 87500 * time.Microsecond},
+		{[]HeldModel{ncf, rm2}, 1250 * time.Microsecond},
+		{[]HeldModel{rm2}, 87500 * time.Microsecond},
 	} {
 		a := *a
 		a.Models = test.models

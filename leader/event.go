@@ -177,10 +177,10 @@ type Member struct {
 	Ends time.Duration
 	// Revision counts the member's descriptions; a higher one is newer.
 	Revision uint64
-	Models   []Model
+	Models   []HeldModel
 	// Loadable are the newest versions that it has on disk and does not hold, and that it may be
 	// told to load.
-	Loadable []Model
+	Loadable []HeldModel
 	// Parts are groups of the member's lanes, by their indices; nil: all lanes are of Type and hold
 	// all models.
 	Parts []PartitionLanes
@@ -198,8 +198,8 @@ type PartitionLanes struct {
 	Draining      bool
 }
 
-// A Model is a version of a model that a member holds, as the member describes it.
-type Model struct {
+// A HeldModel is a version of a model that a member holds, as the member describes it.
+type HeldModel struct {
 	ModelID
 	// QoSTarget is the latency within which a Share of the queries, in (0, 1], should be answered.
 	QoSTarget time.Duration
@@ -228,7 +228,7 @@ type Model struct {
 }
 
 // Model is the member's description of a version of a model, nil if the member does not hold it.
-func (m *Member) Model(id ModelID) *Model {
+func (m *Member) Model(id ModelID) *HeldModel {
 	for i := range m.Models {
 		if m.Models[i].ModelID == id {
 			return &m.Models[i]
@@ -263,7 +263,7 @@ type Latency struct {
 	names.TableKey
 	Profile *profiles.Table
 	// Table is Profile, read at the batch sizes up to the model's largest.
-	Table *match.Table
+	Table *match.LatencyTable
 	// Doubtful says that hardly any query has run yet.
 	Doubtful bool
 	// Told is the profile as it is sent to gateways and members.

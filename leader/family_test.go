@@ -19,7 +19,7 @@ func holder(name string, variants ...string) *Member {
 	m.Models = nil
 	for _, text := range variants {
 		key, accuracy, _ := strings.Cut(text, "=")
-		v := Model{
+		v := HeldModel{
 			ModelID: parseModel(key), QoSTarget: 100 * time.Millisecond, Share: .99, Largest: 100,
 			Family: "f",
 		}

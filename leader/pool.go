@@ -23,9 +23,9 @@ type heldModel struct {
 
 	perSecond [StatusSeconds]tally
 	total     tally
-	refusals  map[string]uint64 // those of total that failed, by reason
-	nonFinite uint64            // answers with NaN or infinity, since the term began
-	trial     *canary.Counts    // since the canary of its model came; nil: there is none
+	refusals  map[string]uint64   // those of total that failed, by reason
+	nonFinite uint64              // answers with NaN or infinity, since the term began
+	trial     *canary.TrialCounts // since the canary of its model came; nil: there is none
 
 	held, serving int // how many members hold it, and how many of them do not drain
 }
@@ -49,14 +49,14 @@ type settings struct {
 	late    bool        // reject late queries
 	splits  bool        // queries may be split
 	merge   match.Merge // "" if queries are not merged
-	// family is "" if queries may not ask for one; accuracy is 0 if it is unknown. floor and aim are
-	// what is stated for the family, 0 if nothing is.
+	// family is "" if queries may not ask for one; accuracy is 0 if it is unknown. floor and aim
+	// are what is stated for the family, 0 if nothing is.
 	family     string
 	accuracy   float64
 	floor, aim float64
 }
 
-func settingsOf(m *Model) settings {
+func settingsOf(m *HeldModel) settings {
 	s := settings{
 		target: max(m.QoSTarget, 1), share: m.Share,
 		largest: min(max(m.Largest, 1), match.MaxBatchSize), late: m.RejectLate, splits: m.Splits,
@@ -96,14 +96,14 @@ func (s settings) combineWith(o settings) settings {
 func (s *State) viewChanged(members []*Member) {
 	s.view = make(map[names.AgentName]*Member, len(members))
 	said, could := map[ModelID]settings{}, map[ModelID]settings{}
-	learn := func(to map[ModelID]settings, m *Model) {
+	learn := func(to map[ModelID]settings, m *HeldModel) {
 		settings := settingsOf(m)
 		if others, ok := to[m.ModelID]; ok {
 			settings = settings.combineWith(others)
 		}
 		to[m.ModelID] = settings
 	}
-	loadableBest, serving := accuracy.Best{}, []*Model{}
+	loadableBest, serving := accuracy.Best{}, []*HeldModel{}
 	loaders := map[ModelID][]names.AgentName{}
 	for _, described := range members {
 		s.view[described.Name] = described
@@ -141,9 +141,9 @@ func (s *State) viewChanged(members []*Member) {
 			serves[m.Family] = true
 		}
 	}
-	// What no member holds, and one may load, stays in the catalogue: a family's demand is demand for
-	// its best variant on any disk, or nobody would make room for that one again. Queries for what no
-	// member serves wait for a load.
+	// What no member holds, and one may load, stays in the catalogue: a family's demand is demand
+	// for its best variant on any disk, or nobody would make room for that one again. Queries for
+	// what no member serves wait for a load.
 	before := s.onDisk
 	s.loadable, s.onDisk = map[ModelID]bool{}, map[ModelID]bool{}
 	s.loaders = loaders
@@ -174,7 +174,7 @@ func (s *State) viewChanged(members []*Member) {
 
 // learnModel takes a member's description of a model. Settings that no member has any more are
 // dropped only when the view changes.
-func (s *State) learnModel(m Model) *heldModel {
+func (s *State) learnModel(m HeldModel) *heldModel {
 	settings := settingsOf(&m)
 	if k := s.models[m.ModelID]; k != nil {
 		settings = settings.combineWith(k.settings)
@@ -192,7 +192,7 @@ func (s *State) modelIs(id ModelID, settings settings) *heldModel {
 		i, _ := slices.BinarySearchFunc(s.sortedModels, k, byKey)
 		s.sortedModels = slices.Insert(s.sortedModels, i, k)
 		if r := s.releases[id.Name]; r.OnTrial() && slices.Contains(r.Versions(), id.Version) {
-			k.trial = &canary.Counts{}
+			k.trial = &canary.TrialCounts{}
 		}
 	case k.settings == settings:
 		return k
@@ -385,7 +385,7 @@ func (s *State) countModels() (served map[ModelID]bool) {
 	}
 	s.poolModels = nil // the learning loop has the former
 	for _, m := range s.sortedModels {
-		s.poolModels = append(s.poolModels, Model{
+		s.poolModels = append(s.poolModels, HeldModel{
 			ModelID: m.ModelID, QoSTarget: m.target, Share: m.share, Largest: m.largest,
 			RejectLate: m.late, Splits: m.splits, Family: s.familyOf(m), Accuracy: m.accuracy,
 			MinAccuracy: m.floor, TargetAccuracy: m.aim,

@@ -33,7 +33,7 @@ func (s *State) setReleases(all []ModelRollout) {
 		now, was := s.releases[m.Name], before[m.Name]
 		switch on := now.OnTrial() && slices.Contains(now.Versions(), m.Version); {
 		case on && (m.trial == nil || now != was):
-			m.trial = &canary.Counts{}
+			m.trial = &canary.TrialCounts{}
 		case now.Canary == 0:
 			m.trial = nil
 		}

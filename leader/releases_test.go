@@ -14,7 +14,7 @@ func versions(name string, all ...int64) *Member {
 	m := box(name)
 	m.Models = nil
 	for _, v := range all {
-		m.Models = append(m.Models, Model{
+		m.Models = append(m.Models, HeldModel{
 			ModelID: ModelID{"m", v}, QoSTarget: 100 * time.Millisecond, Share: .99, Largest: 100,
 		})
 	}
@@ -192,7 +192,7 @@ func TestTrial(t *testing.T) {
 	fails(4, 4, -1, false) // which reached no version
 	fails(4, 5, 16, true)
 	got := in.Trials()[0]
-	want := canary.Counts{UnsizedFailed: 3, Runs: got.Canary.Runs, Times: got.Canary.Times}
+	want := canary.TrialCounts{UnsizedFailed: 3, Runs: got.Canary.Runs, Times: got.Canary.Times}
 	want.Classes[canary.ClassOf(10)] = canary.Tally{Answered: 3, Late: 1, Failed: 2}
 	if c := got.Canary; c != want || c.Runs.Total != 3 {
 		t.Errorf("the canary's counts are %+v and %d without a size, %d runs", c.Classes,

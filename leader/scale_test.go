@@ -38,7 +38,7 @@ func scaleMember(i int) *Member {
 	held := r.Perm(scaleModels)[:scaleHeld]
 	slices.Sort(held)
 	for _, k := range held {
-		m.Models = append(m.Models, Model{
+		m.Models = append(m.Models, HeldModel{
 			ModelID: scaleModel(k), QoSTarget: scaleTarget, Share: .99, Largest: 100,
 		})
 	}

@@ -181,17 +181,18 @@ var (
 		}},
 	}
 	// modelFields are those of a model that a member holds or can load, after the model's name.
-	modelFields = lines.Form[Model]{
-		lines.DurationField("target", func(m *Model) *time.Duration { return &m.QoSTarget }),
-		lines.FloatField("share", func(m *Model) *float64 { return &m.Share }),
-		lines.IntField("largest", func(m *Model) *int { return &m.Largest }),
-		lines.FlagField("late", "reject", func(m *Model) *bool { return &m.RejectLate }),
-		flagField("splits", func(m *Model) *bool { return &m.Splits }),
-		lines.TextField("merge", func(m *Model) *string { return &m.Merge }),
-		lines.TextField("family", func(m *Model) *string { return &m.Family }),
-		lines.ShareField("accuracy", func(m *Model) *float64 { return &m.Accuracy }),
-		lines.ShareField("min_accuracy", func(m *Model) *float64 { return &m.MinAccuracy }),
-		lines.ShareField("target_accuracy", func(m *Model) *float64 { return &m.TargetAccuracy }),
+	modelFields = lines.Form[HeldModel]{
+		lines.DurationField("target", func(m *HeldModel) *time.Duration { return &m.QoSTarget }),
+		lines.FloatField("share", func(m *HeldModel) *float64 { return &m.Share }),
+		lines.IntField("largest", func(m *HeldModel) *int { return &m.Largest }),
+		lines.FlagField("late", "reject", func(m *HeldModel) *bool { return &m.RejectLate }),
+		flagField("splits", func(m *HeldModel) *bool { return &m.Splits }),
+		lines.TextField("merge", func(m *HeldModel) *string { return &m.Merge }),
+		lines.TextField("family", func(m *HeldModel) *string { return &m.Family }),
+		lines.ShareField("accuracy", func(m *HeldModel) *float64 { return &m.Accuracy }),
+		lines.ShareField("min_accuracy", func(m *HeldModel) *float64 { return &m.MinAccuracy }),
+		lines.ShareField("target_accuracy",
+			func(m *HeldModel) *float64 { return &m.TargetAccuracy }),
 	}
 )
 
@@ -258,7 +259,7 @@ func (m *Member) append(b []byte) []byte {
 	return appendModels(b, "loadable", m.Loadable)
 }
 
-func appendModels(b []byte, item string, all []Model) []byte {
+func appendModels(b []byte, item string, all []HeldModel) []byte {
 	for i := range all {
 		b = modelFields.Append(lines.Item(b, item, all[i].Key()), &all[i])
 	}
@@ -391,7 +392,7 @@ type parser struct {
 	e      *Event
 	member *Member
 	part   *PartitionLanes
-	model  *Model
+	model  *HeldModel
 	agent  names.AgentName // whose factor comes next
 }
 
@@ -464,12 +465,12 @@ func (p *parser) setMember(key, value string) (err error) {
 		return fmt.Errorf("want member first")
 	}
 	if key == "model" {
-		m.Models = append(m.Models, Model{ModelID: parseModel(value)})
+		m.Models = append(m.Models, HeldModel{ModelID: parseModel(value)})
 		p.model = &m.Models[len(m.Models)-1]
 		return nil
 	}
 	if key == "loadable" {
-		m.Loadable = append(m.Loadable, Model{ModelID: parseModel(value)})
+		m.Loadable = append(m.Loadable, HeldModel{ModelID: parseModel(value)})
 		p.model = &m.Loadable[len(m.Loadable)-1]
 		return nil
 	}

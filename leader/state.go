@@ -120,7 +120,7 @@ type State struct {
 	changedMembers []*member
 	modelsStale    bool
 	poolMembers    []PoolMember
-	poolModels     []Model
+	poolModels     []HeldModel
 
 	ended secondsRing // queries answered and failed
 	// decisions are the last ones, as a ring. The gateways of their queries are numbers.

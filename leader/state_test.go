@@ -40,7 +40,7 @@ var modelM = ModelID{"m", 1}
 func box(name string) *Member {
 	return &Member{Name: names.AgentName(name), Type: "box/cpu/1",
 		OwnType: names.LaneType("box/cpu/1@" + name), Lanes: 1,
-		Models: []Model{
+		Models: []HeldModel{
 			{ModelID: modelM, QoSTarget: 100 * time.Millisecond, Share: 0.99, Largest: 100},
 		}}
 }

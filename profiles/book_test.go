@@ -213,37 +213,43 @@ func TestBookKeysByChecksum(t *testing.T) {
 func TestKeyOf(t *testing.T) {
 	c := profiles.DefaultCatalogue()
 	for name, x := range map[string]struct {
-		on       profiles.Lane
+		on       profiles.LaneDescription
 		provider string
 		cores    int
 	}{
 		"a whole machine": {
-			profiles.Lane{InstanceType: "c5n.2xlarge", Provider: "cpu", Lanes: 1, Cores: 8}, "cpu",
+			profiles.LaneDescription{InstanceType: "c5n.2xlarge", Provider: "cpu", Lanes: 1,
+				Cores: 8}, "cpu",
 			0,
 		},
 		"half of one": {
-			profiles.Lane{InstanceType: "c5n.2xlarge", Provider: "cpu", Lanes: 2, Cores: 4}, "cpu",
+			profiles.LaneDescription{InstanceType: "c5n.2xlarge", Provider: "cpu", Lanes: 2,
+				Cores: 4}, "cpu",
 			4,
 		},
 		"one that keeps cores": {
-			profiles.Lane{InstanceType: "c5n.2xlarge", Provider: "cpu", Lanes: 1, Cores: 6}, "cpu",
+			profiles.LaneDescription{InstanceType: "c5n.2xlarge", Provider: "cpu", Lanes: 1,
+				Cores: 6}, "cpu",
 			6,
 		},
 		"a GPU": {
-			profiles.Lane{InstanceType: "g4dn.xlarge", Provider: "cuda", Lanes: 1, Cores: 2},
+			profiles.LaneDescription{InstanceType: "g4dn.xlarge", Provider: "cuda", Lanes: 1,
+				Cores: 2},
 			"cuda", 0,
 		},
 		"the cores beside a GPU": {
-			profiles.Lane{InstanceType: "g4dn.xlarge", Provider: "cpu", Lanes: 1, Cores: 3}, "cpu",
+			profiles.LaneDescription{InstanceType: "g4dn.xlarge", Provider: "cpu", Lanes: 1,
+				Cores: 3}, "cpu",
 			3,
 		},
 		"a GPU that is played": {
-			profiles.Lane{
+			profiles.LaneDescription{
 				InstanceType: "g4dn.xlarge", Provider: "cpu", Emulated: true, Lanes: 1, Cores: 2,
 			}, "cuda", 0,
 		},
 		"a machine not catalogued": {
-			profiles.Lane{InstanceType: "local:x:8", Provider: "cpu", Lanes: 1, Cores: 8}, "cpu", 8,
+			profiles.LaneDescription{InstanceType: "local:x:8", Provider: "cpu", Lanes: 1,
+				Cores: 8}, "cpu", 8,
 		},
 	} {
 		want := profiles.Key{

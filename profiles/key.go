@@ -42,8 +42,8 @@ func (k Key) String() string {
 	return s + ")"
 }
 
-// A Lane describes where a model runs, as far as its key depends on that.
-type Lane struct {
+// A LaneDescription describes where a model runs, as far as its key depends on that.
+type LaneDescription struct {
 	InstanceType InstanceType
 	Provider     string
 	// Emulated is whether the agent emulates its instance type; the machine it runs on is another.
@@ -62,7 +62,7 @@ type Lane struct {
 // The only lane of a machine counts as the whole machine (Cores is 0), as in the shipped profiles,
 // if the catalogue has the machine's type and the lane has all its CPUs, runs on a GPU, or is
 // emulated. An emulated lane has the provider of its type.
-func KeyOf(c *Catalogue, model string, version int64, checksum string, on Lane) Key {
+func KeyOf(c *Catalogue, model string, version int64, checksum string, on LaneDescription) Key {
 	k := Key{
 		Model: model, Version: version, Checksum: checksum,
 		InstanceType: on.InstanceType, Provider: on.Provider, Cores: on.Cores,

@@ -521,8 +521,8 @@ func (r *cusum) add(step, logRatio float64) {
 	r.ratio += logRatio
 }
 
-// An Agent compares one machine with the mean of its type.
-type Agent struct {
+// An AgentFactor compares one machine with the mean of its type.
+type AgentFactor struct {
 	Name names.AgentName
 	// Factor is the agent's latency divided by the mean of its type's: 1.5 is half as slow again.
 	Factor float64
@@ -536,7 +536,7 @@ type Agent struct {
 }
 
 // At returns the agent's latency divided by its type's at a batch size.
-func (a *Agent) At(batch int) float64 {
+func (a *AgentFactor) At(batch int) float64 {
 	for _, s := range a.Sizes {
 		if batch >= s.First && batch <= s.Last {
 			return a.Factor * s.Factor
@@ -587,18 +587,18 @@ func (a *agent) bySize() (all []SizeFactor) {
 }
 
 // Agents returns the agents seen within the last ten minutes of observations, by name.
-func (l *Learner) Agents() []Agent { return slices.Collect(l.EachAgent) }
+func (l *Learner) Agents() []AgentFactor { return slices.Collect(l.EachAgent) }
 
 // EachAgent yields what Agents returns. It allocates only for agents with factors by size. As Table
 // does, it takes all evidence into account: factors and profile belong together.
-func (l *Learner) EachAgent(yield func(Agent) bool) {
+func (l *Learner) EachAgent(yield func(AgentFactor) bool) {
 	if l.sinceRefit > 0 {
 		l.refitModel()
 	}
 	mean := l.meanFactor()
 	for i := range l.agents {
 		a := &l.agents[i]
-		if !yield(Agent{a.name, a.factor / mean, math.Sqrt(a.variance), a.bySize(), a.seen}) {
+		if !yield(AgentFactor{a.name, a.factor / mean, math.Sqrt(a.variance), a.bySize(), a.seen}) {
 			return
 		}
 	}

@@ -13,7 +13,7 @@ import (
 // TestBesideOthers: what a model takes beside others starts from what it takes alone, times its
 // slowdown, and is learned apart from it.
 func TestBesideOthers(t *testing.T) {
-	on := profiles.Lane{InstanceType: "box", Provider: "cpu", Lanes: 2, Cores: 1}
+	on := profiles.LaneDescription{InstanceType: "box", Provider: "cpu", Lanes: 2, Cores: 1}
 	c := profiles.DefaultCatalogue()
 	alone := profiles.KeyOf(c, "wnd", 1, "aa", on)
 	on.Beside = []string{"rm2", "ncf", "rm2"}

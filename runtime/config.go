@@ -8,14 +8,14 @@ import (
 	"github.com/muster-serve/muster/runtime/isolate"
 )
 
-// A Provider is an execution provider of ONNX Runtime: the hardware that it computes on.
-type Provider string
+// A ExecutionProvider is an execution provider of ONNX Runtime: the hardware that it computes on.
+type ExecutionProvider string
 
 // The providers that a Config can choose.
 const (
-	CPU  Provider = "cpu"
-	CUDA Provider = "cuda" // an NVIDIA GPU; needs a CUDA build of the library
-	Auto Provider = "auto" // CUDA if the library and the machine support it, else CPU
+	CPU  ExecutionProvider = "cpu"
+	CUDA ExecutionProvider = "cuda" // an NVIDIA GPU; needs a CUDA build of the library
+	Auto ExecutionProvider = "auto" // CUDA if the library and the machine support it, else CPU
 )
 
 // A Config says which ONNX Runtime to use and how. Its zero value is usable in
@@ -26,7 +26,7 @@ type Config struct {
 	// (plain `go build`) needs a path.
 	LibraryPath string
 	// Provider is the hardware to compute on; empty means Auto.
-	Provider Provider
+	Provider ExecutionProvider
 	// GPU is the card or MIG slice to use, as [gpu.Open] takes it; empty means the first. GPUMemory
 	// is how many bytes of its memory each session, which is a loaded model, may take for tensors;
 	// 0 means no bound. Both have no effect on the CPU.

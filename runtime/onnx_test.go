@@ -25,7 +25,8 @@ func TestMain(m *testing.M) {
 	if provider, path, ok := strings.Cut(os.Getenv(openEnv), ":"); ok {
 		log := slog.New(slog.NewTextHandler(os.Stdout, nil))
 		o, err := runtime.OpenONNX(runtime.Config{
-			LibraryPath: path, Provider: runtime.Provider(provider), Logger: log, GPUMemory: 1 << 30,
+			LibraryPath: path, Provider: runtime.ExecutionProvider(provider), Logger: log,
+			GPUMemory: 1 << 30,
 		})
 		if err != nil {
 			fmt.Println("error:", err)
@@ -40,7 +41,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func open(t *testing.T, provider runtime.Provider, path string) string {
+func open(t *testing.T, provider runtime.ExecutionProvider, path string) string {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
 	home := t.TempDir()
@@ -161,7 +162,7 @@ func TestOpenFake(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	expect := func(provider runtime.Provider, library string, wants ...string) {
+	expect := func(provider runtime.ExecutionProvider, library string, wants ...string) {
 		t.Helper()
 		out := open(t, provider, library)
 		for _, want := range wants {

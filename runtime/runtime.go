@@ -26,7 +26,7 @@ type Info struct {
 	Executor string // "onnx" or "emulated"
 	Version  string // of the ONNX Runtime library; empty if emulated
 	Library  string // "embedded" or the library's path; empty if emulated
-	Provider Provider
+	Provider ExecutionProvider
 	// Fallback is why Provider is [CPU] although the configuration says [Auto]; else empty.
 	Fallback string
 	// Threads is how many threads one run uses.
@@ -60,7 +60,8 @@ type Result struct {
 	// run can be counted once.
 	Queries, Items int
 	Joined         bool
-	// Divided is how many cores the lane has if the run had only one of them ([Query.Divide]); else 0.
+	// Divided is how many cores the lane has if the run had only one of them ([Query.Divide]); else
+	// 0.
 	Divided int
 
 	release func()

@@ -66,7 +66,7 @@ func newBalanced(r *simulation) *balancedPolicy {
 }
 
 // chooseLane says to which lane a gateway sends a query, and sends the probes that it wants.
-func (b *balancedPolicy) chooseLane(gateway int, q *fleet.Query) int {
+func (b *balancedPolicy) chooseLane(gateway int, q *fleet.ArrivingQuery) int {
 	g := &b.each[q.Model*b.cfg.gatewaysOrDefault()+gateway]
 	if len(g.lanes) == 0 {
 		b.fail(fmt.Errorf("query %d: no lane holds %s", q.Sequence, b.models[q.Model].Name))
@@ -95,7 +95,7 @@ func (b *balancedPolicy) answerProbe(g *balancedGateway, server int) {
 }
 
 // noteAnswer reports a lane's load to the gateway of a query that it has answered.
-func (b *balancedPolicy) noteAnswer(gateway int, q *fleet.Query, by fleet.Answer) {
+func (b *balancedPolicy) noteAnswer(gateway int, q *fleet.ArrivingQuery, by fleet.Answer) {
 	s, g, now := &b.servers[by.Lane], &b.each[q.Model*b.cfg.gatewaysOrDefault()+gateway],
 		b.fleet.Now()
 	if g.prequal != nil {

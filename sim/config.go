@@ -88,7 +88,7 @@ type Config struct {
 	Models []Model
 	Pool   Pool
 	// Holds says which models instances hold; instances that it does not list hold all.
-	Holds []Holding
+	Holds []HeldModels
 	// Placement, if not nil, is how the models that instances hold are decided while queries
 	// arrive; Holds are those at the start.
 	Placement *placement.Config
@@ -282,7 +282,7 @@ func (c *Config) largestRun(m *Model) int {
 }
 
 // mergeKinds returns, by model, what the queries share that one lane may merge.
-func (c *Config) mergeKinds(predicted []*match.Table) []*merge.Kind {
+func (c *Config) mergeKinds(predicted []*match.LatencyTable) []*merge.Kind {
 	kinds := make([]*merge.Kind, len(predicted))
 	for i, table := range predicted {
 		if c.Merge.Merges() && table != nil {

@@ -52,7 +52,8 @@ func TestConservation(t *testing.T) {
 					res := mustRun(t, cfg)
 					if sum := res.Served + res.Rejected + res.Dropped +
 						res.NeverServed; res.Queries != 400 || sum != 400 {
-						t.Errorf("%d queries, %d outcomes: %+v", res.Queries, sum, res.Counts)
+						t.Errorf("%d queries, %d outcomes: %+v", res.Queries, sum,
+							res.OutcomeCounts)
 					}
 					rows, err := csv.NewReader(&log).ReadAll()
 					if err != nil {
@@ -132,7 +133,7 @@ func TestTraceAndLoad(t *testing.T) {
 	var log bytes.Buffer
 	cfg.Log = &log
 	if res := mustRun(t, cfg); res.Queries != 3 || !res.Satisfied {
-		t.Errorf("%+v", res.Counts)
+		t.Errorf("%+v", res.OutcomeCounts)
 	}
 	if !strings.Contains(log.String(), "2,rm2,10,10.000000,") {
 		t.Errorf("twice the rate does not halve the times:\n%s", &log)

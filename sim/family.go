@@ -26,9 +26,9 @@ const (
 	BindDrawn     = "drawn"
 )
 
-// A Holding says which models some instances hold: Count instances of Type that no Holding before
-// it is about.
-type Holding struct {
+// A HeldModels says which models some instances hold: Count instances of Type that no Holding
+// before it is about.
+type HeldModels struct {
 	Type   string
 	Count  int
 	Models []string

@@ -37,8 +37,8 @@ func families(tb testing.TB) *Config {
 // divided has half of the instances hold the accurate variants, and half the fast ones.
 func divided(cfg *Config) {
 	for _, in := range cfg.Pool {
-		cfg.Holds = append(cfg.Holds, Holding{in.Type, in.Count / 2, []string{"wnd", "dien"}},
-			Holding{in.Type, in.Count / 2, []string{"wnd-fast", "dien-fast"}})
+		cfg.Holds = append(cfg.Holds, HeldModels{in.Type, in.Count / 2, []string{"wnd", "dien"}},
+			HeldModels{in.Type, in.Count / 2, []string{"wnd-fast", "dien-fast"}})
 	}
 }
 
@@ -139,13 +139,13 @@ func TestFamilyConfigs(t *testing.T) {
 		`bind is "early"`:  func(c *Config) { c.Bind = "early" },
 		"not simulated by": func(c *Config) { c.Policy = ORCA },
 		"model x is not": func(c *Config) {
-			c.Holds = []Holding{{"g4dn.xlarge", 1, []string{"x"}}}
+			c.Holds = []HeldModels{{"g4dn.xlarge", 1, []string{"x"}}}
 		},
 		"has 4 left": func(c *Config) {
-			c.Holds = []Holding{{"g4dn.xlarge", 5, []string{"wnd"}}}
+			c.Holds = []HeldModels{{"g4dn.xlarge", 5, []string{"wnd"}}}
 		},
 		"f1: no instance holds it": func(c *Config) {
-			c.Holds = []Holding{
+			c.Holds = []HeldModels{
 				{"g4dn.xlarge", 4, []string{"wnd"}}, {"r5n.large", 6, []string{"wnd"}},
 			}
 		},

@@ -89,7 +89,7 @@ func TestFaults(t *testing.T) {
 				r.Before != (fleet.Count{Queries: 200, Late: test.lateBefore}) ||
 				r.After.Queries != 200 || r.After.Lost != 0 {
 				t.Errorf("%+v, %+v, want all 1000 served, and of the 200 before %d late",
-					res.Counts, r, test.lateBefore)
+					res.OutcomeCounts, r, test.lateBefore)
 			}
 			if r.After.Late < test.late || r.After.Late > test.lateMost ||
 				res.Late != r.Before.Late+r.After.Late {
@@ -147,12 +147,12 @@ func TestNobodyLeft(t *testing.T) {
 		cfg.Deadline, cfg.Rate, cfg.Queries = deadline, 40, 400
 		res := mustRun(t, cfg)
 		// The last one also takes the query that arrived at 5 s, and runs.
-		want := Counts{Queries: 400, Late: 201, Served: 199, NeverServed: 201}
+		want := OutcomeCounts{Queries: 400, Late: 201, Served: 199, NeverServed: 201}
 		if deadline > 0 {
 			want.NeverServed, want.Dropped = 0, 201
 		}
-		if res.Counts != want {
-			t.Errorf("deadline %v: %+v, want %+v", deadline, res.Counts, want)
+		if res.OutcomeCounts != want {
+			t.Errorf("deadline %v: %+v, want %+v", deadline, res.OutcomeCounts, want)
 		}
 		if r := res.Faults[3]; r.Agent != "box-1" || r.NextLeader != "" || r.After.Late != 80 {
 			t.Errorf("deadline %v: the last one: %+v", deadline, r)
@@ -232,7 +232,7 @@ func TestFaultSchedules(t *testing.T) {
 		if res.Queries != 800 || sum != 800 || len(seen) != 800 || len(rows) != 801 ||
 			res.NeverServed+res.Lost > 0 {
 			t.Errorf("seed %d, %v: %+v, %d queries in %d lines of the log", seed,
-				randomFaults(t, seed).Faults, res.Counts, len(seen), len(rows)-1)
+				randomFaults(t, seed).Faults, res.OutcomeCounts, len(seen), len(rows)-1)
 		}
 		served, all = served+res.Served, all+res.Queries
 		again, logAgain := once()
@@ -280,7 +280,8 @@ func TestWithoutFaults(t *testing.T) {
 	}{
 		{"dien", Pool{{"g4dn.xlarge", 2}, {"r5n.large", 9}}, names.MergeNone, 500, nil},
 		{"dien", Pool{{"g4dn.xlarge", 2}, {"r5n.large", 9}}, names.MergeDeadline, 500, nil},
-		{"wnd", Pool{{"r5n.large", 2}}, names.MergeDeadline, 4 * 380, one}, // 2 x what they serve alone
+		// 2 x what they serve alone
+		{"wnd", Pool{{"r5n.large", 2}}, names.MergeDeadline, 4 * 380, one},
 	} {
 		cfg := reference(t, x.model)
 		cfg.Pool, cfg.Policy, cfg.Merge = x.pool, "horizon", x.merge

@@ -117,7 +117,7 @@ func TestDeadlineHolds(t *testing.T) {
 			}
 		}
 		if res.Served == 0 || res.Dropped == 0 {
-			t.Errorf("%s: %+v, want some served and some dropped", policy, res.Counts)
+			t.Errorf("%s: %+v, want some served and some dropped", policy, res.OutcomeCounts)
 		}
 	}
 }
@@ -134,7 +134,8 @@ func TestLateRejectedAtLane(t *testing.T) {
 	cfg.Models[0].RejectLate = true
 	res := mustRun(t, cfg)
 	if late.Late == 0 || late.Served != 2000 || res.Rejected == 0 || res.Served != 2000-res.Late {
-		t.Errorf("%+v; rejecting late ones %+v, want all of those served in time", late.Counts,
-			res.Counts)
+		t.Errorf("%+v; rejecting late ones %+v, want all of those served in time",
+			late.OutcomeCounts,
+			res.OutcomeCounts)
 	}
 }

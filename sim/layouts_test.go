@@ -69,7 +69,7 @@ func (f *sharedFleet) throughput(b *testing.B, slow profiles.Slowdowns, types []
 	for _, t := range types {
 		cfg.Pool = append(cfg.Pool, Instances{t, lanes[t] * f.machines})
 		machine = append(machine, colocate.Lanes{Type: t, Count: lanes[t]})
-		held, all := Holding{Type: t, Count: lanes[t] * f.machines}, 0.0
+		held, all := HeldModels{Type: t, Count: lanes[t] * f.machines}, 0.0
 		for _, k := range holds[t] {
 			held.Models = append(held.Models, f.models[k])
 		}

@@ -38,9 +38,9 @@ func newPlanner(r *simulation) (*placement.Planner, error) {
 			Name: m.Name, QoSTarget: m.QoSTarget, Sizes: Distribution(m.BatchSizes),
 		})
 	}
-	var lanes []placement.Lane
+	var lanes []placement.AgentLane
 	for i, name := range r.fleet.AgentNames() {
-		l := placement.Lane{Agent: name, Type: r.serves.Lanes[i].Type}
+		l := placement.AgentLane{Agent: name, Type: r.serves.Lanes[i].Type}
 		for v := range r.variants {
 			if r.lanes[i].holdsModel(r.variants[v].Name) {
 				l.Holds = append(l.Holds, v)
@@ -96,16 +96,17 @@ func (r *simulation) tellEnd(q *query, o Outcome, by fleet.Answer) {
 	}
 }
 
-// A placedFleet implements [placement.Fleet].
+// A placedFleet implements [placement.PlacementControl].
 type placedFleet struct {
 	*fleet.Fleet
 	run *simulation
 }
 
-// Busy implements [placement.Fleet].
+// Busy implements [placement.PlacementControl].
 func (p placedFleet) Busy(lane int) bool { return p.Has(lane) > 0 }
 
-// Forecast implements [placement.Fleet]: queries whose variants are drawn are drawn by it.
+// Forecast implements [placement.PlacementControl]: queries whose variants are drawn are drawn by
+// it.
 func (p placedFleet) Forecast(family int, byVariant []float64) {
 	m := &p.run.models[family]
 	shares := byVariant[m.first:][:max(1, len(m.Variants))]

@@ -43,8 +43,8 @@ func placed(tb testing.TB) *Config {
 		m.SetVariants(variants)
 		cfg.Models = append(cfg.Models, m)
 		cfg.Holds = append(cfg.Holds,
-			Holding{"g4dn.xlarge", 2, []string{variants[0].Name}},
-			Holding{"r5n.large", 4, []string{variants[1].Name}})
+			HeldModels{"g4dn.xlarge", 2, []string{variants[0].Name}},
+			HeldModels{"r5n.large", 4, []string{variants[1].Name}})
 	}
 	cfg.Placement = &placement.Config{}
 	cfg.Policy = "horizon"
@@ -120,8 +120,8 @@ func TestPlacementFollowsStep(t *testing.T) {
 	}
 }
 
-// TestPlacementFillsMemory: where memory has room for all variants, a fleet whose leader places them
-// is as accurate as one that holds them all from the start.
+// TestPlacementFillsMemory: where memory has room for all variants, a fleet whose leader places
+// them is as accurate as one that holds them all from the start.
 func TestPlacementFillsMemory(t *testing.T) {
 	cfg := placed(t)
 	cfg.Rate = .2 * must(FluidLimit(cfg.Models, cfg.Pool)).Rate

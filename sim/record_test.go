@@ -19,7 +19,7 @@ func TestReplay(t *testing.T) {
 		res := mustRun(t, cfg)
 		// Gateways drop some queries before the leader has decided about them.
 		if res.Dropped == 0 || res.Served == 0 {
-			t.Errorf("the run has %+v, want queries dropped and served", res.Counts)
+			t.Errorf("the run has %+v, want queries dropped and served", res.OutcomeCounts)
 		}
 		replayed, err := leader.Replay(bytes.NewReader(recording.Bytes()))
 		if err != nil {

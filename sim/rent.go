@@ -28,10 +28,10 @@ func (r *simulation) beginRenting() {
 			rng: rand.New(rand.NewPCG(r.cfg.Seed, uint64(50+i))),
 		})
 	}
-	var lanes []renting.Lane
+	var lanes []renting.MachineSlot
 	for i, name := range r.fleet.AgentNames() {
 		l := &r.serves.Lanes[i]
-		lanes = append(lanes, renting.Lane{
+		lanes = append(lanes, renting.MachineSlot{
 			Agent: name, Type: profiles.InstanceType(l.Type), Kept: !l.Absent,
 		})
 	}
@@ -105,14 +105,14 @@ func (r *simulation) priorOf(variant int, laneType names.LaneType) *profiles.Tab
 	return table
 }
 
-// A rentedFleet implements [renting.Fleet].
+// A rentedFleet implements [renting.RentalControl].
 type rentedFleet struct {
 	*fleet.Fleet
 	run *simulation
 }
 
-// Start implements [renting.Fleet]: an agent holds what the planner asks it for, and all that its
-// lane can run where nothing is placed.
+// Start implements [renting.RentalControl]: an agent holds what the planner asks it for, and all
+// that its lane can run where nothing is placed.
 func (f rentedFleet) Start(lane int) {
 	var models []int
 	if f.run.placed != nil {

@@ -199,13 +199,13 @@ func makeReport(ctx context.Context, cfg *Config, rates []float64,
 		return nil, err
 	}
 	r.Interrupted = err != nil
-	var all, shared, base Counts
+	var all, shared, base OutcomeCounts
 	latency := newHistogram()
 	var cost time.Duration
 	for _, run := range runs {
 		r.Runs = append(r.Runs, run)
 		r.FluidLimit, r.SplitFluidLimit = run.FluidLimit, run.SplitFluidLimit
-		all.add(run.Counts)
+		all.add(run.OutcomeCounts)
 		shared.add(run.shared)
 		base.add(run.baseOnly)
 		latency.Merge(run.latency)

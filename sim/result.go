@@ -33,9 +33,9 @@ func (o Outcome) String() string {
 	return [...]string{"served", "rejected", "dropped", "never-served", "lost"}[o]
 }
 
-// Counts counts queries by outcome. Late counts those that did not finish within their QoS target,
-// whether served or not.
-type Counts struct {
+// OutcomeCounts counts queries by outcome. Late counts those that did not finish within their QoS
+// target, whether served or not.
+type OutcomeCounts struct {
 	Queries     int `json:"queries"`
 	Late        int `json:"late"`
 	Served      int `json:"served"`
@@ -49,7 +49,7 @@ type Counts struct {
 
 // Satisfaction is the share of the queries that met their QoS target, in 0..1. It is 1 if there are
 // no queries.
-func (c Counts) Satisfaction() float64 {
+func (c OutcomeCounts) Satisfaction() float64 {
 	if c.Queries == 0 {
 		return 1
 	}
@@ -59,7 +59,7 @@ func (c Counts) Satisfaction() float64 {
 // ModelResult is the result of one model.
 type ModelResult struct {
 	Model string `json:"model"`
-	Counts
+	OutcomeCounts
 	// QoSSatisfaction is the share of the queries that met the QoS target, in [0, 1], overall and
 	// by size class; it is 1 for a class without queries.
 	QoSSatisfaction         float64   `json:"qos_satisfaction"`
@@ -103,7 +103,7 @@ type Result struct {
 	// virtual time.
 	Rate     float64       `json:"rate_qps"`
 	Duration time.Duration `json:"-"`
-	Counts
+	OutcomeCounts
 	QoSSatisfaction         float64       `json:"qos_satisfaction"`
 	QoSSatisfactionShared   float64       `json:"qos_satisfaction_shared"`
 	QoSSatisfactionBaseOnly float64       `json:"qos_satisfaction_base_only"`
@@ -137,7 +137,7 @@ type Result struct {
 	Renting *renting.Result `json:"renting,omitempty"`
 
 	latency          *hdrhistogram.Histogram // over all models
-	shared, baseOnly Counts                  // by size class; Queries and Late only
+	shared, baseOnly OutcomeCounts           // by size class; Queries and Late only
 }
 
 // MarshalJSON adds the durations as numbers with a unit in their names.
@@ -168,10 +168,10 @@ func (r *simulation) makeResult() *Result {
 	if len(r.models) > 1 {
 		all = newHistogram()
 	}
-	var classes [2]Counts
+	var classes [2]OutcomeCounts
 	for i := range r.models {
 		m := &r.models[i]
-		mr := ModelResult{Model: m.Name, Counts: m.counts, Latency: toQuantiles(m.latency)}
+		mr := ModelResult{Model: m.Name, OutcomeCounts: m.counts, Latency: toQuantiles(m.latency)}
 		mr.QoSSatisfaction = mr.Satisfaction()
 		mr.QoSSatisfactionBaseOnly = m.classes[baseOnly].Satisfaction()
 		mr.QoSSatisfactionShared = m.classes[shared].Satisfaction()
@@ -184,7 +184,7 @@ func (r *simulation) makeResult() *Result {
 		mr.Satisfied = m.counts.Late <= allowedLate(m.qosShare(), m.counts.Queries)
 		res.Satisfied = res.Satisfied && mr.Satisfied
 		res.Models = append(res.Models, mr)
-		res.Counts.add(m.counts)
+		res.OutcomeCounts.add(m.counts)
 		for class := range classes {
 			classes[class].add(m.classes[class])
 		}
@@ -253,7 +253,7 @@ func (r *Result) meanAccuracy() float64 {
 	return roundTo(EffectiveAccuracy(all), 6)
 }
 
-func (c *Counts) add(o Counts) {
+func (c *OutcomeCounts) add(o OutcomeCounts) {
 	c.Queries += o.Queries
 	c.Late += o.Late
 	c.Served += o.Served

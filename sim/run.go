@@ -35,10 +35,10 @@ type query struct {
 // A lane is one instance of the pool.
 type lane struct {
 	instanceType int
-	only         []string          // the models that it holds at the start; nil: all
-	execution    []match.Latencies // by variant; nil: the lane cannot run it
-	known        []match.Latencies // by variant: the latencies that the policy knows
-	predicted    []*match.Table    // by variant: known, as a table
+	only         []string              // the models that it holds at the start; nil: all
+	execution    []match.Latencies     // by variant; nil: the lane cannot run it
+	known        []match.Latencies     // by variant: the latencies that the policy knows
+	predicted    []*match.LatencyTable // by variant: known, as a table
 	seat         colocate.Seat
 }
 
@@ -105,8 +105,8 @@ type modelState struct {
 	shares  []float64 // by variant, if they are drawn
 	shared  []bool    // by batch size: whether some auxiliary type meets the QoS target
 	allowed int       // how many queries may be late for the QoS share to hold
-	counts  Counts
-	classes [2]Counts // by size class; Queries and Late only
+	counts  OutcomeCounts
+	classes [2]OutcomeCounts // by size class; Queries and Late only
 	latency *hdrhistogram.Histogram
 }
 
@@ -184,7 +184,7 @@ func newRun(cfg *Config) (*simulation, error) {
 			v := &r.variants[i]
 			m := &cfg.Models[r.modelOf(i)]
 			execution, known := v.Latencies[name], v.knownLatencies()[name]
-			var predicted *match.Table
+			var predicted *match.LatencyTable
 			if execution != nil && known != nil {
 				if cfg.PredictionNoise > 0 {
 					known = latency.Misjudge(known, cfg.largestRun(m), cfg.PredictionNoise,
@@ -347,7 +347,7 @@ func (r *simulation) addQuery(q *workload.Query) {
 		arrival: r.now, model: int32(model), batch: int32(q.BatchSize), live: true,
 		early: q.At < r.warmUp,
 	}
-	asked := fleet.Query{
+	asked := fleet.ArrivingQuery{
 		Sequence: seq, Model: m.first, BatchSize: q.BatchSize, Work: q.Work,
 		Arrival: r.now,
 		Uniform: drawUniform(r.ranks), Noise: r.drawFactor(r.noise),

@@ -72,8 +72,8 @@ func (r *simulation) describeFleet() {
 	}
 }
 
-func (r *simulation) describeLane(l *lane) fleet.Lane {
-	its := fleet.Lane{
+func (r *simulation) describeLane(l *lane) fleet.LaneConfig {
+	its := fleet.LaneConfig{
 		Type: names.LaneType(r.types[l.instanceType]), Known: l.known, Predicted: l.predicted,
 		Kinds: r.cfg.mergeKinds(l.predicted), Seat: l.seat,
 	}
@@ -89,7 +89,7 @@ func (r *simulation) describeLane(l *lane) fleet.Lane {
 }
 
 // serviceTime is how long a lane runs a query.
-func (r *simulation) serviceTime(lane int, q *fleet.Query) time.Duration {
+func (r *simulation) serviceTime(lane int, q *fleet.ArrivingQuery) time.Duration {
 	service := r.lanes[lane].execution[q.Model].Quantile(q.Uniform, q.Size())
 	if q.Noise != 1 {
 		service = time.Duration(float64(service) * q.Noise)
@@ -98,7 +98,7 @@ func (r *simulation) serviceTime(lane int, q *fleet.Query) time.Duration {
 }
 
 // drawLuck draws the random numbers of a part of a query.
-func (r *simulation) drawLuck(q *fleet.Query, part int) {
+func (r *simulation) drawLuck(q *fleet.ArrivingQuery, part int) {
 	const numbers = match.MostParts + 1 // of a query and its parts
 	luck := rand.New(rand.NewPCG(r.cfg.Seed, q.Sequence*numbers+uint64(part)))
 	q.Uniform, q.Noise = drawUniform(luck), r.drawFactor(luck)

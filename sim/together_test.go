@@ -41,8 +41,9 @@ func TestFamiliesWithFaults(t *testing.T) {
 	got := mustRun(t, cfg)
 	if got.Served != cfg.Queries || got.Late-want.Late > cfg.Queries/100 ||
 		got.EffectiveAccuracy < want.EffectiveAccuracy-.01 {
-		t.Errorf("%+v, accuracy %.4f, without faults %+v, %.4f", got.Counts, got.EffectiveAccuracy,
-			want.Counts, want.EffectiveAccuracy)
+		t.Errorf("%+v, accuracy %.4f, without faults %+v, %.4f", got.OutcomeCounts,
+			got.EffectiveAccuracy,
+			want.OutcomeCounts, want.EffectiveAccuracy)
 	}
 	if got.Faults[0].NextLeader == "" {
 		t.Errorf("nobody leads after the leader was killed: %+v", got.Faults[0])

@@ -1,10 +1,10 @@
 // Package lead is the part of an agent that takes part in elections and, while the agent is
 // elected, runs the leader.
 //
-// Input: the fleet's view ([Fleet]), election messages from other agents ([Leader.Elect]), the
-// messages on links that this agent opens, and the streams of gateways ([Leader.Match]). Output:
-// election messages, links to all members while this agent leads, decisions for gateways, and the
-// leader's share of status and demand.
+// Input: the fleet's view ([AgentDirectory]), election messages from other agents ([Leader.Elect]),
+// the messages on links that this agent opens, and the streams of gateways ([Leader.Match]).
+// Output: election messages, links to all members while this agent leads, decisions for gateways,
+// and the leader's share of status and demand.
 //
 // The package itself decides nothing. Package election decides who leads, [leader.State] makes all
 // decisions of a leader, and [learn.State] learns. A term is the time for which this agent leads.

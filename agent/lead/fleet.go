@@ -18,9 +18,9 @@ type ClientStream[Out, In any] interface {
 	CloseSend() error
 }
 
-// A Fleet gives package lead its view of the other agents and its connections to them. Its methods
-// may be called concurrently, and only Gone blocks.
-type Fleet interface {
+// A AgentDirectory gives package lead its view of the other agents and its connections to them. Its
+// methods may be called concurrently, and only Gone blocks.
+type AgentDirectory interface {
 	// Self is the name of this agent.
 	Self() names.AgentName
 	// View returns the fleet as this agent knows it, this agent included. The caller must not
@@ -33,8 +33,8 @@ type Fleet interface {
 	// of demand; nil: none. The caller must not change them.
 	Plan() *control.Plan
 	Proposal() *control.Proposal
-	// Placement returns what the last leader has told this agent of the placement; nil: nothing. The
-	// caller must not change it.
+	// Placement returns what the last leader has told this agent of the placement; nil: nothing.
+	// The caller must not change it.
 	Placement() *control.Placement
 	// Dial returns the connection to a member, or an error if the name is no member's. The
 	// connection is shared: the caller must not close it.
@@ -52,9 +52,9 @@ type Worker interface {
 		elections control.Elections) error
 }
 
-// Counts count queries of clients, as package serve does. The methods may be called concurrently and
-// do not block.
-type Counts interface {
+// QueryCounter count queries of clients, as package serve does. The methods may be called
+// concurrently and do not block.
+type QueryCounter interface {
 	// Arrived counts a query for a version of a model; "" and 0 where it reached none.
 	Arrived(model string, version int64)
 	// CountFailed counts n queries that have failed for a reason of outcome.Reasons.
@@ -68,8 +68,8 @@ type Counts interface {
 type Clients interface {
 	// Client returns the caller's name; "" if the caller has no name or is an agent of this fleet.
 	Client(context.Context) string
-	// Identity identifies the caller among all: clients and agents of this fleet by their names, and
-	// this agent itself; "" if the caller has no name.
+	// Identity identifies the caller among all: clients and agents of this fleet by their names,
+	// and this agent itself; "" if the caller has no name.
 	Identity(context.Context) string
 	// MayQuery returns nil if the caller may query the model, else an error with the reason.
 	MayQuery(ctx context.Context, model string) error

@@ -65,7 +65,7 @@ type Config struct {
 	// Worker serves the link to this agent itself while it leads.
 	Worker Worker
 	// Counts counts the queries of gateways without an agent.
-	Counts Counts
+	Counts QueryCounter
 	// Rent rents machines while this agent leads; nil: nothing is rented.
 	Rent *rent.Manager
 	// Releases decides about canaries while this agent leads; nil: the newest versions serve.
@@ -75,7 +75,7 @@ type Config struct {
 	// Leadership is where the Leader publishes the leadership that this agent follows.
 	Leadership *members.LeadershipWatch
 	// Leadership, Fleet, Registry and Log may not be nil.
-	Fleet    Fleet
+	Fleet    AgentDirectory
 	Registry prometheus.Registerer
 	Log      *slog.Logger
 }
@@ -93,7 +93,7 @@ const eventKey = "event"
 // Run returns.
 type Leader struct {
 	config  Config
-	fleet   Fleet
+	fleet   AgentDirectory
 	log     *slog.Logger
 	metrics *metrics
 	links   *links
@@ -488,8 +488,8 @@ func (l *Leader) currentTerm() *term {
 }
 
 // Status adds to s the rates, queues, recent decisions and causes of lateness that only the leader
-// knows; it adds nothing if this agent does not lead. The causes are of the time that s.Missed names.
-// It waits for the term's loop.
+// knows; it adds nothing if this agent does not lead. The causes are of the time that s.Missed
+// names. It waits for the term's loop.
 func (l *Leader) Status(s *control.FleetStatus) {
 	if t := l.currentTerm(); t != nil {
 		last := control.Duration(s.GetMissed().GetLastNs())

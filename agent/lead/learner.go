@@ -178,7 +178,7 @@ func (s *profileLearner) dropGone(now time.Time) {
 func (s *profileLearner) fillDemand(out *control.FleetDemand, now time.Time) {
 	all := s.state.Demand(now)
 	learned := s.state.Learned()
-	moveToProfiled(all, func(m *leader.Model) bool { return s.isProfiled(out, learned, m) })
+	moveToProfiled(all, func(m *leader.HeldModel) bool { return s.isProfiled(out, learned, m) })
 	for _, d := range all {
 		known := &control.ModelDemand{
 			Model: d.Name, Version: d.Version, QosTargetNs: int64(d.QoSTarget),
@@ -204,7 +204,7 @@ func (s *profileLearner) fillDemand(out *control.FleetDemand, now time.Time) {
 
 // isProfiled reports whether a model's latencies are known on all types of instances that serve.
 func (s *profileLearner) isProfiled(d *control.FleetDemand, learned []*profiles.Learner,
-	m *leader.Model) bool {
+	m *leader.HeldModel) bool {
 	for t := range instancesOf(d.GetMembers()) {
 		on := profiles.InstanceType(t)
 		if !slices.ContainsFunc(learned, func(l *profiles.Learner) bool {
@@ -222,16 +222,17 @@ func (s *profileLearner) isProfiled(d *control.FleetDemand, learned []*profiles.
 // moveToProfiled counts the demand of a variant that is not profiled for the most accurate one of
 // its family that is, if there is one. Queries for a family count for its best variant on any disk,
 // which may never have run; nobody could plan for that.
-func moveToProfiled(all []learn.Demand, isProfiled func(*leader.Model) bool) {
+func moveToProfiled(all []learn.Demand, isProfiled func(*leader.HeldModel) bool) {
 	for i := range all {
 		from := &all[i]
-		if from.Family == "" || from.Queries == 0 || isProfiled(from.Model) {
+		if from.Family == "" || from.Queries == 0 || isProfiled(from.HeldModel) {
 			continue
 		}
 		var to *learn.Demand
 		for k := range all {
-			if v := &all[k]; v.Family == from.Family && k != i && isProfiled(v.Model) && (to == nil ||
-				accuracy.Known(v.Accuracy) > accuracy.Known(to.Accuracy)) {
+			if v := &all[k]; v.Family == from.Family && k != i && isProfiled(v.HeldModel) &&
+				(to == nil ||
+					accuracy.Known(v.Accuracy) > accuracy.Known(to.Accuracy)) {
 				to = v
 			}
 		}

@@ -42,7 +42,7 @@ const (
 // included. Another agent sends an election message on a link that the receiver has opened, or
 // opens a link for a while.
 type links struct {
-	fleet Fleet
+	fleet AgentDirectory
 	log   *slog.Logger
 	// elect passes a received message to the election; broken tells it of a link that broke or
 	// could not be opened.
@@ -61,7 +61,7 @@ type links struct {
 // An inbound is a link that another agent has opened.
 type inbound struct{ send func(*control.Election) }
 
-func newLinks(f Fleet, log *slog.Logger) *links {
+func newLinks(f AgentDirectory, log *slog.Logger) *links {
 	return &links{
 		fleet: f, log: log, out: map[names.AgentName]*link{}, in: map[names.AgentName]*inbound{},
 	}

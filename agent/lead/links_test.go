@@ -77,7 +77,7 @@ func TestManyProfiles(t *testing.T) {
 			ghost, advice := &leader.Member{Name: "ghost"}, &leader.Advice{}
 			for i := range many {
 				id := leader.ModelID{Name: fmt.Sprintf("m%d", i), Version: 1}
-				ghost.Models = append(ghost.Models, leader.Model{
+				ghost.Models = append(ghost.Models, leader.HeldModel{
 					ModelID: id, QoSTarget: time.Second, Share: 0.99, Largest: 1,
 				})
 				advice.Latencies = append(advice.Latencies, &leader.Latency{

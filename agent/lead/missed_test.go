@@ -17,7 +17,7 @@ func TestMissedPump(t *testing.T) {
 	x := &term{
 		leader: &Leader{config: Config{Counts: counts}},
 		viewed: map[*control.Member]*leader.Member{member: {
-			Models: []leader.Model{
+			Models: []leader.HeldModel{
 				{ModelID: leader.ModelID{Name: "wnd"}, Family: "ctr"},
 				{ModelID: leader.ModelID{Name: "ncf"}},
 			},
@@ -43,7 +43,7 @@ func TestMissedPump(t *testing.T) {
 	glance.Models[1].Answered = 150
 	p.countEnded(glance)
 	s := p.summary(0).Summary()
-	want := []lateness.Missed{
+	want := []lateness.CauseCount{
 		{Key: lateness.Key{Model: "ncf", Cause: lateness.Way, Agent: "vm-2"}},
 		{Key: lateness.Key{Model: "ncf", Cause: lateness.CPU, Agent: "vm-2"}},
 		{Key: lateness.Key{Model: "ctr", Cause: lateness.Lane}},

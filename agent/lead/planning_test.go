@@ -178,15 +178,19 @@ func TestPlansWithAllRuns(t *testing.T) {
 // latencies are known, and stays where it is if there is none.
 func TestMoveToProfiled(t *testing.T) {
 	variant := func(name, family string, accuracy float64, queries int) learn.Demand {
-		return learn.Demand{Queries: queries, Rate: float64(queries) / 10, Model: &leader.Model{
-			ModelID: leader.ModelID{Name: name, Version: 1}, Family: family, Accuracy: accuracy,
-		}}
+		return learn.Demand{Queries: queries, Rate: float64(queries) / 10,
+			HeldModel: &leader.HeldModel{
+				ModelID: leader.ModelID{Name: name, Version: 1}, Family: family, Accuracy: accuracy,
+			}}
 	}
 	all := []learn.Demand{
 		variant("new", "rank", 1, 100), variant("good", "rank", .99, 10),
 		variant("fast", "rank", .9, 0), variant("lone", "other", 1, 50), variant("own", "", 0, 7),
 	}
-	moveToProfiled(all, func(m *leader.Model) bool { return m.Name == "good" || m.Name == "fast" })
+	moveToProfiled(all, func(m *leader.HeldModel) bool {
+		return m.Name == "good" ||
+			m.Name == "fast"
+	})
 	for i, want := range []int{0, 110, 0, 50, 7} {
 		if d := &all[i]; d.Queries != want || d.Rate != float64(want)/10 {
 			t.Errorf("%s has %d queries at %v/s, want %d", d.Name, d.Queries, d.Rate, want)

@@ -70,19 +70,19 @@ func (r ranking) removeUnserved(m *control.Member, described *leader.Member) {
 	if m.KnowsRoles() || len(r.needs) == 0 {
 		return
 	}
-	needs := func(held leader.Model) bool { return r.needs[held.ModelID] }
+	needs := func(held leader.HeldModel) bool { return r.needs[held.ModelID] }
 	described.Models = slices.DeleteFunc(described.Models, needs)
 	described.Loadable = slices.DeleteFunc(described.Loadable, needs)
 }
 
 // modelsOf converts a member's descriptions of models.
-func modelsOf(c *profiles.Catalogue, m *control.Member, all []*control.Model) []leader.Model {
+func modelsOf(c *profiles.Catalogue, m *control.Member, all []*control.Model) []leader.HeldModel {
 	if len(all) == 0 {
 		return nil
 	}
-	out := make([]leader.Model, len(all))
+	out := make([]leader.HeldModel, len(all))
 	for i, held := range all {
-		out[i] = leader.Model{
+		out[i] = leader.HeldModel{
 			ModelID:   leader.ModelID{Name: held.GetName(), Version: held.GetVersion()},
 			QoSTarget: time.Duration(held.GetQosTargetNs()), Share: held.GetQosPercentile(),
 			Largest:    int(held.GetLargestBatchSize()),

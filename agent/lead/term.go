@@ -469,7 +469,7 @@ func statedFloors(members []*control.Member) map[string]float64 {
 
 // requireFloors has a member's models state what any member does for their families.
 func (t *term) requireFloors(m *leader.Member) {
-	for _, models := range [][]leader.Model{m.Models, m.Loadable} {
+	for _, models := range [][]leader.HeldModel{m.Models, m.Loadable} {
 		for i := range models {
 			models[i].MinAccuracy = max(models[i].MinAccuracy, t.floors[models[i].Family])
 		}

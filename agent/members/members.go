@@ -721,7 +721,7 @@ const KeepTold = 10 * time.Minute
 // KeyOf returns the key of the latency profile of the model m on the member's lanes. The member and
 // the leader compute the same key.
 func KeyOf(c *profiles.Catalogue, member *control.Member, m *control.Model) profiles.Key {
-	on := profiles.Lane{
+	on := profiles.LaneDescription{
 		InstanceType: profiles.InstanceType(member.GetInstanceType()),
 		Provider:     member.GetProvider(),
 		Emulated:     member.GetExecutor() == "emulated", Lanes: int(member.GetLanes()),

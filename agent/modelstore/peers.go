@@ -40,8 +40,8 @@ const (
 	message     = 256 << 10 // bytes of a message
 )
 
-// A Fleet is what a Peers needs of the agents.
-type Fleet interface {
+// A PeerDialer is what a Peers needs of the agents.
+type PeerDialer interface {
 	Self() names.AgentName
 	View() *control.View
 	Dial(names.AgentName) (grpc.ClientConnInterface, error)
@@ -49,7 +49,7 @@ type Fleet interface {
 
 // Peers are the other agents of the fleet, for store.Fetcher.
 type Peers struct {
-	Fleet Fleet
+	Fleet PeerDialer
 
 	mu     sync.Mutex
 	files  map[string]*askedPeer         // of those that are fetched, by SHA-256

@@ -42,8 +42,8 @@ func Invalid(format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
 }
 
-// An Outcome is how the agent reports an error to a client and in the metrics.
-type Outcome struct {
+// An ErrorResponse is how the agent reports an error to a client and in the metrics.
+type ErrorResponse struct {
 	Code       codes.Code
 	HTTPStatus int
 	Reason     string // the value of the metrics' label "reason" or "outcome"
@@ -51,14 +51,14 @@ type Outcome struct {
 	RetryAfter time.Duration
 }
 
-// drainRetryAfter is how long a client should wait that a draining agent refuses. This agent takes no
-// query any more, but another one behind the same address may take it at once, so it is the shortest
-// time that the header Retry-After can say.
+// drainRetryAfter is how long a client should wait that a draining agent refuses. This agent takes
+// no query any more, but another one behind the same address may take it at once, so it is the
+// shortest time that the header Retry-After can say.
 const drainRetryAfter = time.Second
 
 // Of returns the outcome of a request that failed with err, which must not be nil. An error of
 // unknown kind is an internal error.
-func Of(err error) Outcome {
+func Of(err error) ErrorResponse {
 	var overloaded *runtime.OverloadedError
 	var late *runtime.LateError
 	var over *secure.LimitError
@@ -66,34 +66,35 @@ func Of(err error) Outcome {
 	var index *runtime.IndexError
 	switch {
 	case errors.As(err, &device):
-		return Outcome{codes.Unavailable, http.StatusServiceUnavailable, "gpu", 0}
+		return ErrorResponse{codes.Unavailable, http.StatusServiceUnavailable, "gpu", 0}
 	case errors.Is(err, ErrRefused):
-		return Outcome{codes.Unavailable, http.StatusServiceUnavailable, "refused", 0}
+		return ErrorResponse{codes.Unavailable, http.StatusServiceUnavailable, "refused", 0}
 	case errors.As(err, &over):
-		return Outcome{
+		return ErrorResponse{
 			codes.ResourceExhausted, http.StatusTooManyRequests, "limit", over.RetryAfter,
 		}
 	case errors.As(err, &overloaded):
-		return Outcome{
+		return ErrorResponse{
 			codes.ResourceExhausted, http.StatusTooManyRequests, "overloaded",
 			max(overloaded.RetryAfter, time.Millisecond),
 		}
 	case errors.Is(err, ErrInvalid), errors.Is(err, oip.ErrInvalid), errors.Is(err, models.ErrName),
 		errors.As(err, &index):
-		return Outcome{codes.InvalidArgument, http.StatusBadRequest, "invalid", 0}
+		return ErrorResponse{codes.InvalidArgument, http.StatusBadRequest, "invalid", 0}
 	case errors.Is(err, oip.ErrTooLarge):
-		return Outcome{codes.InvalidArgument, http.StatusRequestEntityTooLarge, "too_large", 0}
+		return ErrorResponse{codes.InvalidArgument, http.StatusRequestEntityTooLarge, "too_large",
+			0}
 	case errors.Is(err, ErrSlow):
-		return Outcome{codes.DeadlineExceeded, http.StatusRequestTimeout, "slow", 0}
+		return ErrorResponse{codes.DeadlineExceeded, http.StatusRequestTimeout, "slow", 0}
 	case errors.Is(err, ErrLoad), errors.Is(err, ErrRotation),
 		errors.Is(err, gossip.ErrNotEncrypted):
-		return Outcome{codes.FailedPrecondition, http.StatusBadRequest, "load", 0}
+		return ErrorResponse{codes.FailedPrecondition, http.StatusBadRequest, "load", 0}
 	case errors.Is(err, models.ErrNotFound), errors.Is(err, ErrNoAgent):
-		return Outcome{codes.NotFound, http.StatusNotFound, "not_found", 0}
+		return ErrorResponse{codes.NotFound, http.StatusNotFound, "not_found", 0}
 	case errors.Is(err, models.ErrNotReady), errors.Is(err, runtime.ErrClosed):
-		return Outcome{codes.Unavailable, http.StatusServiceUnavailable, "not_ready", 0}
+		return ErrorResponse{codes.Unavailable, http.StatusServiceUnavailable, "not_ready", 0}
 	case errors.Is(err, runtime.ErrDraining):
-		return Outcome{
+		return ErrorResponse{
 			codes.Unavailable, http.StatusServiceUnavailable, "draining", drainRetryAfter,
 		}
 	case errors.Is(err, runtime.ErrLate):
@@ -101,22 +102,23 @@ func Of(err error) Outcome {
 		if errors.As(err, &late) {
 			again = max(again, late.RetryAfter)
 		}
-		return Outcome{codes.ResourceExhausted, http.StatusTooManyRequests, "late", again}
+		return ErrorResponse{codes.ResourceExhausted, http.StatusTooManyRequests, "late", again}
 	case errors.Is(err, context.DeadlineExceeded):
-		return Outcome{codes.DeadlineExceeded, http.StatusGatewayTimeout, "deadline", 0}
+		return ErrorResponse{codes.DeadlineExceeded, http.StatusGatewayTimeout, "deadline", 0}
 	case errors.Is(err, context.Canceled):
-		return Outcome{codes.Canceled, 499, "cancelled", 0} // 499: nginx's "client closed request"
+		return ErrorResponse{codes.Canceled, 499, "cancelled",
+			0} // 499: nginx's "client closed request"
 	}
 	if s, ok := status.FromError(err); ok { // the status that another agent or the gateway returned
 		return ofStatus(s)
 	}
-	return Outcome{codes.Internal, http.StatusInternalServerError, "internal", 0}
+	return ErrorResponse{codes.Internal, http.StatusInternalServerError, "internal", 0}
 }
 
 // ofStatus is the outcome of an error that already has a gRPC code, as the errors of other agents
 // do.
-func ofStatus(s *status.Status) Outcome {
-	f := Outcome{s.Code(), http.StatusInternalServerError, oip.Reason(s), 0}
+func ofStatus(s *status.Status) ErrorResponse {
+	f := ErrorResponse{s.Code(), http.StatusInternalServerError, oip.Reason(s), 0}
 	switch s.Code() {
 	case codes.InvalidArgument:
 		f.HTTPStatus = http.StatusBadRequest
@@ -160,8 +162,9 @@ func Excuses(reason string) bool {
 	return false
 }
 
-// GRPC returns err as a gRPC status error with the code of its [Outcome], its reason, and RetryInfo
-// if RetryAfter > 0. It returns err unchanged if err is a status already; nil counts as one.
+// GRPC returns err as a gRPC status error with the code of its [ErrorResponse], its reason, and
+// RetryInfo if RetryAfter > 0. It returns err unchanged if err is a status already; nil counts as
+// one.
 func GRPC(err error) error {
 	if _, ok := status.FromError(err); ok {
 		return err

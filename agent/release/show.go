@@ -98,7 +98,7 @@ func (r *Releases) toState(x *control.Release) *control.ReleaseState {
 	return s
 }
 
-func toVersionCounts(c *canary.Counts) *control.VersionCounts {
+func toVersionCounts(c *canary.TrialCounts) *control.VersionCounts {
 	total := c.Total()
 	return &control.VersionCounts{
 		Queries: total.Queries(), Late: total.Late, Failed: total.Failed, Runs: c.Runs.Total,
@@ -141,7 +141,7 @@ func (r *Releases) collectMetrics(out chan<- prometheus.Metric) {
 		if t == nil {
 			continue
 		}
-		for version, c := range map[int64]*canary.Counts{
+		for version, c := range map[int64]*canary.TrialCounts{
 			x.Current: &t.counted.Current, x.Canary: &t.counted.Canary,
 		} {
 			v, total := strconv.FormatInt(version, 10), c.Total()

@@ -21,11 +21,12 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// Counts count the queries of clients: what arrives at this agent, by whatever protocol, and what
+// QueryCounters count the queries of clients: what arrives at this agent, by whatever protocol, and
+// what
 // of it fails, whichever agent was to run it. What the lanes of an agent run is counted by its
 // worker, and how a query got its lane by the gateway. The methods may be called concurrently and
 // do not block.
-type Counts struct {
+type QueryCounters struct {
 	gateway        *client.Gateway // is told of failures, for the leader
 	arrived        *prometheus.CounterVec
 	failures       *prometheus.CounterVec
@@ -45,11 +46,11 @@ type Counts struct {
 // NewCounts registers the counters. gateway is this agent's, guard knows its callers, and slow is
 // its log of queries that are missed; nil: it keeps none.
 func NewCounts(registry prometheus.Registerer, gateway *client.Gateway, guard *secure.Guard,
-	slow *slowlog.Log) *Counts {
+	slow *slowlog.Log) *QueryCounters {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
-	c := &Counts{
+	c := &QueryCounters{
 		gateway: gateway, slow: slow, callers: Callers{guard}, asked: map[worker.VersionKey]prometheus.Counter{},
 		arrived: counter("muster_arrived_queries_total",
 			"Queries of clients that have arrived, refused ones included.", "model", "version"),
@@ -72,7 +73,7 @@ var overload = []string{"overloaded", "late", "deadline"}
 
 // makeSeries makes the series of a version, so that rate() sees their first increase, and returns
 // the counter of its arrivals.
-func (c *Counts) makeSeries(model string, version int64) prometheus.Counter {
+func (c *QueryCounters) makeSeries(model string, version int64) prometheus.Counter {
 	key := worker.VersionKey{Model: model, Version: version}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,12 +92,12 @@ func (c *Counts) makeSeries(model string, version int64) prometheus.Counter {
 // Arrived counts a query of a client for a version of a model. version is 0 if the query reached
 // none. model must be "" unless a model of that name exists: clients must not be able to create
 // metric series.
-func (c *Counts) Arrived(model string, version int64) { c.makeSeries(model, version).Inc() }
+func (c *QueryCounters) Arrived(model string, version int64) { c.makeSeries(model, version).Inc() }
 
 // Failed counts a query of a client that has arrived and has failed with err, a time after its
 // arrival. The first two arguments are those of Arrived; target is the QoS target, 0 if the query
 // reached no version. batchSize is that of a query which counts in the trial of a canary, else 0.
-func (c *Counts) Failed(model string, version int64, err error, after, target time.Duration,
+func (c *QueryCounters) Failed(model string, version int64, err error, after, target time.Duration,
 	batchSize int) {
 	reason := oip.ReasonAfter(outcome.Of(err).Reason, after, target)
 	c.CountFailed(model, version, reason, 1)
@@ -121,7 +122,7 @@ type missedQuery struct {
 
 // countMissedQuery counts a query of the call with context ctx by why it was missed, if it was, and
 // notes it in the slow log. It is the one place for that.
-func (c *Counts) countMissedQuery(ctx context.Context, q *missedQuery) {
+func (c *QueryCounters) countMissedQuery(ctx context.Context, q *missedQuery) {
 	reason := ""
 	if q.err != nil {
 		reason = oip.ReasonAfter(outcome.Of(q.err).Reason, q.after, q.target)
@@ -139,7 +140,7 @@ func (c *Counts) countMissedQuery(ctx context.Context, q *missedQuery) {
 }
 
 // note notes a query that was missed in the slow log.
-func (c *Counts) note(ctx context.Context, q *missedQuery, m client.Missed, reason string) {
+func (c *QueryCounters) note(ctx context.Context, q *missedQuery, m client.Missed, reason string) {
 	if c.slow == nil {
 		return
 	}
@@ -151,7 +152,7 @@ func (c *Counts) note(ctx context.Context, q *missedQuery, m client.Missed, reas
 }
 
 // countMissedByRights counts a query that was refused because of who its client is.
-func (c *Counts) countMissedByRights(ctx context.Context) {
+func (c *QueryCounters) countMissedByRights(ctx context.Context) {
 	m := client.Missed{Cause: lateness.Rights}
 	c.CountMissed("", m.Cause, 1)
 	c.gateway.Missed(m, 0)
@@ -166,13 +167,13 @@ func isFull(err error) bool {
 
 // CountMissed counts n queries that were missed for a cause. The leader calls it for those of
 // gateways without an agent.
-func (c *Counts) CountMissed(model string, cause lateness.Cause, n uint64) {
+func (c *QueryCounters) CountMissed(model string, cause lateness.Cause, n uint64) {
 	c.missed.WithLabelValues(model, string(cause)).Add(float64(n))
 }
 
 // CountFailed counts n queries that have failed for a reason of outcome.Reasons. The leader calls
 // it for those of gateways without an agent.
-func (c *Counts) CountFailed(model string, version int64, reason string, n uint64) {
+func (c *QueryCounters) CountFailed(model string, version int64, reason string, n uint64) {
 	key := worker.VersionKey{Model: model, Version: version}
 	c.failures.WithLabelValues(key.Model, key.Number(), reason).Add(float64(n))
 }
@@ -181,7 +182,7 @@ func (c *Counts) CountFailed(model string, version int64, reason string, n uint6
 // [worker.VersionAbsence]. held names the versions that the fleet holds, as "ncf/1"; known reports
 // whether the repository or the fleet has a model, and serves whether this agent serves a version.
 // Forget must be called from time to time.
-func (c *Counts) Forget(now time.Time, held map[names.ModelKey]bool, known func(model string) bool,
+func (c *QueryCounters) Forget(now time.Time, held map[names.ModelKey]bool, known func(model string) bool,
 	serves func(worker.VersionKey) bool) {
 	c.mu.Lock()
 	asked := slices.Collect(maps.Keys(c.asked))

@@ -5,11 +5,11 @@
 // Input: the calls of clients that the guard (package secure) admits. The intake counts a query's
 // bytes before the query is read, and refuses the query if there are too many. A query becomes an
 // [oip.Request], whatever its protocol, and goes to the agent's gateway, which has an agent of the
-// fleet run it, or calls [Local.InferAlone] if there is none but this one. [Counts] count what
-// arrives and what of it fails. The worker also runs the attempts that gateways send. The server
-// answers calls about the fleet (metadata, readiness, loads, events, status) from the members' view,
-// or it calls the other members. Output: answers, errors with the codes of package outcome, metrics,
-// events and health.
+// fleet run it, or calls [Local.InferAlone] if there is none but this one. [QueryCounters] count
+// what arrives and what of it fails. The worker also runs the attempts that gateways send. The
+// server answers calls about the fleet (metadata, readiness, loads, events, status) from the
+// members' view, or it calls the other members. Output: answers, errors with the codes of package
+// outcome, metrics, events and health.
 //
 // Queries also come on connections of their own (package queryconn), which the gRPC server's port
 // accepts.

@@ -64,7 +64,7 @@ type Config struct {
 	Members *members.Members
 	Keyring *members.Keyring
 	Worker  *worker.Worker
-	Counts  *Counts
+	Counts  *QueryCounters
 	Leading Leader
 	// Leadership tells which leader this agent follows.
 	Leadership members.LeadershipSource

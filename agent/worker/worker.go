@@ -56,8 +56,8 @@ type Host interface {
 	Draining() bool
 }
 
-// A Fleet is what a Worker tells the agents of the fleet, and hears of them.
-type Fleet interface {
+// A FleetLink is what a Worker tells the agents of the fleet, and hears of them.
+type FleetLink interface {
 	// Own returns this agent's description, which the Worker does not change.
 	Own() *control.Member
 	// Alone reports whether this agent knows of no other.
@@ -125,7 +125,7 @@ type Config struct {
 	Host      Host
 	// Leading tells which leader this agent follows.
 	Leading members.LeadershipSource
-	Fleet   Fleet
+	Fleet   FleetLink
 	Health  Health
 	Callers Callers
 

@@ -29,7 +29,7 @@ func (m *MissedQueries) Summary() *lateness.Summary {
 	}
 	s := &lateness.Summary{Last: Duration(m.GetLastNs()), Ended: map[string]uint64{}}
 	for _, x := range m.GetMissed() {
-		s.Missed = append(s.Missed, lateness.Missed{
+		s.Missed = append(s.Missed, lateness.CauseCount{
 			Key: lateness.Key{
 				Model: x.GetModel(), Cause: lateness.Cause(x.GetCause()), Agent: x.GetAgent(),
 			},

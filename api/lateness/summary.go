@@ -21,14 +21,14 @@ type Sum struct {
 	Time  time.Duration // that the cause took of them
 }
 
-// A Missed is a Key and what was counted by it.
-type Missed struct {
+// A CauseCount is a Key and what was counted by it.
+type CauseCount struct {
 	Key
 	Sum
 }
 
 // Mean is how long the cause took of a query, in the mean.
-func (m *Missed) Mean() time.Duration {
+func (m *CauseCount) Mean() time.Duration {
 	if m.Count == 0 {
 		return 0
 	}
@@ -36,7 +36,7 @@ func (m *Missed) Mean() time.Duration {
 }
 
 // compareMissed orders by count, the most frequent first.
-func compareMissed(a, b Missed) int {
+func compareMissed(a, b CauseCount) int {
 	return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Model, b.Model),
 		cmp.Compare(slices.Index(All, a.Cause), slices.Index(All, b.Cause)),
 		cmp.Compare(a.Agent, b.Agent))
@@ -45,7 +45,7 @@ func compareMissed(a, b Missed) int {
 // A Summary is what a time's queries were late for. Its zero value is of no query.
 type Summary struct {
 	Last   time.Duration
-	Missed []Missed          // the most frequent first
+	Missed []CauseCount      // the most frequent first
 	Ended  map[string]uint64 // queries that were answered or failed, by model
 }
 
@@ -64,7 +64,7 @@ func (s *Summary) Of(model string) Summary {
 }
 
 // Causes are the causes over all models, the most frequent first.
-func (s *Summary) Causes() []Missed {
+func (s *Summary) Causes() []CauseCount {
 	sums := map[Key]Sum{}
 	for _, m := range s.Missed {
 		key := Key{Cause: m.Cause, Agent: m.Agent}
@@ -74,10 +74,10 @@ func (s *Summary) Causes() []Missed {
 	return sortedMissed(sums)
 }
 
-func sortedMissed(sums map[Key]Sum) []Missed {
-	all := make([]Missed, 0, len(sums))
+func sortedMissed(sums map[Key]Sum) []CauseCount {
+	all := make([]CauseCount, 0, len(sums))
 	for key, sum := range sums {
-		all = append(all, Missed{key, sum})
+		all = append(all, CauseCount{key, sum})
 	}
 	slices.SortFunc(all, compareMissed)
 	return all

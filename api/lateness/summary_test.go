@@ -21,9 +21,10 @@ func TestTexts(t *testing.T) {
 		for _, agent := range []string{"vm-2", ""} {
 			s := Summary{
 				Last: time.Minute, Ended: map[string]uint64{"ncf": 200},
-				Missed: []Missed{{Key{"ncf", c, agent}, Sum{3, 3 * 240 * ms}}},
+				Missed: []CauseCount{{Key{"ncf", c, agent}, Sum{3, 3 * 240 * ms}}},
 			}
-			b.WriteString("# " + string(c) + " " + agent + "\n" + strings.Join(s.Explain(), "\n") + "\n\n")
+			b.WriteString("# " + string(c) + " " + agent + "\n" + strings.Join(s.Explain(),
+				"\n") + "\n\n")
 		}
 	}
 	const path = "testdata/texts.txt"
@@ -50,7 +51,7 @@ func TestSentence(t *testing.T) {
 	if got := s.Sentence(3); got != "" {
 		t.Errorf("of nothing late: %q", got)
 	}
-	s.Missed = []Missed{
+	s.Missed = []CauseCount{
 		{Key{"a", CPU, "vm-2"}, Sum{14, 14 * 100 * ms}}, {Key{"b", CPU, "vm-2"}, Sum{10, 0}},
 		{Key{"a", Lane, ""}, Sum{7, 0}}, {Key{"a", Limit, ""}, Sum{1, 0}},
 	}
@@ -63,7 +64,7 @@ func TestSentence(t *testing.T) {
 			t.Errorf("of %q: %q, want %q", c.model, got, c.want)
 		}
 	}
-	of := Summary{Missed: []Missed{{Key{"", Rights, ""}, Sum{2, 0}}}}
+	of := Summary{Missed: []CauseCount{{Key{"", Rights, ""}, Sum{2, 0}}}}
 	if got, want := of.Sentence(1), "100 % late: refused: the client may not do that"; got != want {
 		t.Errorf("of queries that nobody has counted as ended: %q, want %q", got, want)
 	}

@@ -18,15 +18,15 @@ import (
 // first dimension counts the rows, users or values of all queries, or the queries.
 type share struct {
 	prefix string // of an array's name, before the input's
-	of     func(*Query) int
+	of     func(*TracedQuery) int
 	key    string // that a record must have for it; "": none
 }
 
 var shares = []share{
-	{"row/", func(q *Query) int { return q.Rows }, ""},
-	{"user/", func(q *Query) int { return q.Users }, usersKey},
-	{"value/", func(q *Query) int { return q.Values }, valuesKey},
-	{"query/", func(*Query) int { return 1 }, ""},
+	{"row/", func(q *TracedQuery) int { return q.Rows }, ""},
+	{"user/", func(q *TracedQuery) int { return q.Users }, usersKey},
+	{"value/", func(q *TracedQuery) int { return q.Values }, valuesKey},
+	{"query/", func(*TracedQuery) int { return 1 }, ""},
 }
 
 // shareOf returns the share and the input that the array of that name is for; nil if for none.
@@ -40,7 +40,7 @@ func shareOf(name string) (*share, string) {
 }
 
 // readArrays reads an npz file. Its queries are in memory until all are read.
-func readArrays(name string, r io.Reader, each func(Query) error) error {
+func readArrays(name string, r io.Reader, each func(TracedQuery) error) error {
 	data, err := io.ReadAll(io.LimitReader(r, maxFileBytes+1))
 	switch {
 	case err != nil:
@@ -60,18 +60,19 @@ func readArrays(name string, r io.Reader, each func(Query) error) error {
 	return nil
 }
 
-func arraysOf(data []byte) ([]Query, error) {
+func arraysOf(data []byte) ([]TracedQuery, error) {
 	file, err := npz.NewReader(bytes.NewReader(data), int64(len(data)), maxFileBytes)
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range file.Names() {
 		if s, _ := shareOf(name); s == nil && fieldOf(name) == nil {
-			return nil, fmt.Errorf("unknown array %.80q, want %s, or inputs as row/NAME, user/NAME, "+
-				"value/NAME or query/NAME", name, strings.Join(names(), ", "))
+			return nil,
+				fmt.Errorf("unknown array %.80q, want %s, or inputs as row/NAME, user/NAME, "+
+					"value/NAME or query/NAME", name, strings.Join(names(), ", "))
 		}
 	}
-	var queries []Query
+	var queries []TracedQuery
 	for i := range fields {
 		f := &fields[i]
 		if !slices.Contains(file.Names(), f.key) {
@@ -85,7 +86,7 @@ func arraysOf(data []byte) ([]Query, error) {
 			return nil, err
 		}
 		if queries == nil { // at_ms is the first field
-			queries = make([]Query, array.Shape[0])
+			queries = make([]TracedQuery, array.Shape[0])
 		}
 		if len(array.Shape) != 1 || array.Shape[0] != int64(len(queries)) {
 			return nil, fmt.Errorf("array %q: shape %v, want [%d], as of %s", f.key, array.Shape,
@@ -105,7 +106,7 @@ func arraysOf(data []byte) ([]Query, error) {
 }
 
 // setArray sets the field of all queries.
-func (f *field) setArray(queries []Query, array tensor.Tensor) error {
+func (f *field) setArray(queries []TracedQuery, array tensor.Tensor) error {
 	texts := map[string]string{}
 	rest := array.Data
 	for i := range queries {
@@ -154,13 +155,13 @@ func numberAt(a tensor.Tensor, i int) (x float64, ok bool) {
 
 // readInputs reads the inputs, and gives each query its part. All queries must be for one model,
 // as others have other inputs.
-func readInputs(file *npz.Reader, queries []Query) error {
+func readInputs(file *npz.Reader, queries []TracedQuery) error {
 	for _, name := range file.Names() {
 		s, input := shareOf(name)
 		if s == nil {
 			continue
 		}
-		if q := slices.IndexFunc(queries, func(q Query) bool {
+		if q := slices.IndexFunc(queries, func(q TracedQuery) bool {
 			return q.Model != queries[0].Model
 		}); q >= 0 {
 			return fmt.Errorf("array %q: inputs are for one model, but there are queries for %q and %q",
@@ -178,7 +179,8 @@ func readInputs(file *npz.Reader, queries []Query) error {
 			total += s.of(&queries[i])
 		}
 		if array.Shape[0] != int64(total) {
-			return fmt.Errorf("array %q: shape %v, want first dimension %d", name, array.Shape, total)
+			return fmt.Errorf("array %q: shape %v, want first dimension %d", name, array.Shape,
+				total)
 		}
 		if array.DataType == tensor.Bytes {
 			return fmt.Errorf("array %q: strings, want numbers; JSON lines may have strings", name)
@@ -188,7 +190,8 @@ func readInputs(file *npz.Reader, queries []Query) error {
 		for i := range queries {
 			n := s.of(&queries[i])
 			part := tensor.Tensor{Name: input, DataType: array.DataType,
-				Shape: append([]int64{int64(n)}, array.Shape[1:]...), Data: rest[: n*width : n*width]}
+				Shape: append([]int64{int64(n)}, array.Shape[1:]...),
+				Data:  rest[: n*width : n*width]}
 			queries[i].Inputs = append(queries[i].Inputs, part)
 			rest = rest[n*width:]
 		}
@@ -199,13 +202,13 @@ func readInputs(file *npz.Reader, queries []Query) error {
 // WriteArrays writes queries as an npz file. If they have inputs, all must be for one model and
 // have the same inputs with the same types and dimensions after the first, which counts what
 // [ReadFile] shares them out by: rows, users, values or, if always 1, queries.
-func WriteArrays(w io.Writer, queries []Query) error {
+func WriteArrays(w io.Writer, queries []TracedQuery) error {
 	if len(queries) == 0 {
 		return errors.New("no queries")
 	}
 	var arrays []tensor.Tensor
 	for i := range fields {
-		if f := &fields[i]; f.required || slices.ContainsFunc(queries, func(q Query) bool {
+		if f := &fields[i]; f.required || slices.ContainsFunc(queries, func(q TracedQuery) bool {
 			return f.isTold(&q)
 		}) {
 			arrays = append(arrays, f.arrayOf(queries))
@@ -222,7 +225,7 @@ func WriteArrays(w io.Writer, queries []Query) error {
 }
 
 // arrayOf returns the field of all queries.
-func (f *field) arrayOf(queries []Query) tensor.Tensor {
+func (f *field) arrayOf(queries []TracedQuery) tensor.Tensor {
 	t := tensor.Tensor{Name: f.key, DataType: tensor.Int64, Shape: []int64{int64(len(queries))}}
 	for i := range queries {
 		q := &queries[i]
@@ -242,7 +245,7 @@ func (f *field) arrayOf(queries []Query) tensor.Tensor {
 }
 
 // inputArray joins input i of all queries.
-func inputArray(queries []Query, i int) (t tensor.Tensor, err error) {
+func inputArray(queries []TracedQuery, i int) (t tensor.Tensor, err error) {
 	first := queries[0].Inputs[i]
 	t = tensor.Tensor{DataType: first.DataType, Shape: slices.Clone(first.Shape)}
 	if len(t.Shape) == 0 {
@@ -250,7 +253,7 @@ func inputArray(queries []Query, i int) (t tensor.Tensor, err error) {
 	}
 	t.Shape[0] = 0
 	s := slices.IndexFunc(shares, func(s share) bool {
-		return !slices.ContainsFunc(queries, func(q Query) bool {
+		return !slices.ContainsFunc(queries, func(q TracedQuery) bool {
 			return i >= len(q.Inputs) || len(q.Inputs[i].Shape) == 0 ||
 				q.Inputs[i].Shape[0] != int64(s.of(&q))
 		})
@@ -265,8 +268,9 @@ func inputArray(queries []Query, i int) (t tensor.Tensor, err error) {
 		if q.Model != queries[0].Model || len(q.Inputs) != len(queries[0].Inputs) ||
 			in.Name != first.Name || in.DataType != first.DataType ||
 			!slices.Equal(in.Shape[1:], first.Shape[1:]) {
-			return t, fmt.Errorf("query %d has other inputs than the first, which JSON lines may have",
-				n+1)
+			return t,
+				fmt.Errorf("query %d has other inputs than the first, which JSON lines may have",
+					n+1)
 		}
 		t.Shape[0] += in.Shape[0]
 		t.Data = append(t.Data, in.Data...)

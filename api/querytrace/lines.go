@@ -15,7 +15,7 @@ import (
 )
 
 // readLines reads JSON lines. Empty lines are skipped.
-func readLines(name string, r io.Reader, each func(Query) error) error {
+func readLines(name string, r io.Reader, each func(TracedQuery) error) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 0, 64<<10), maxLineBytes)
 	p := lineParser{texts: map[string]string{}}
@@ -52,7 +52,7 @@ type lineParser struct {
 	texts    map[string]string // see intern
 }
 
-func (p *lineParser) parse(text []byte) (q Query, err error) {
+func (p *lineParser) parse(text []byte) (q TracedQuery, err error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	if start, err := d.Token(); err != nil || start != json.Delim('{') {
 		return q, fmt.Errorf("found %.40q, want an object such as %s", text, example)
@@ -104,7 +104,7 @@ func atEnd(err error) error {
 }
 
 // set sets what value says of key.
-func (p *lineParser) set(q *Query, key string, value json.RawMessage) (err error) {
+func (p *lineParser) set(q *TracedQuery, key string, value json.RawMessage) (err error) {
 	if key == inputsKey {
 		if q.Inputs, err = oip.DecodeInputs(value); err != nil {
 			return fmt.Errorf("%s: %w", key, err)
@@ -155,7 +155,7 @@ type Writer struct {
 func NewWriter(w io.Writer) *Writer { return &Writer{w: w} }
 
 // Write writes a query.
-func (w *Writer) Write(q Query) (err error) {
+func (w *Writer) Write(q TracedQuery) (err error) {
 	b := append(w.line[:0], '{')
 	for i := range fields {
 		f := &fields[i]

@@ -9,8 +9,8 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-// A Query is one query of a record.
-type Query struct {
+// A TracedQuery is one query of a record.
+type TracedQuery struct {
 	// At is when the query arrived, since any moment that is the same for all queries of a record;
 	// >= 0.
 	At    time.Duration
@@ -63,24 +63,25 @@ const (
 type field struct {
 	key      string
 	required bool
-	time     func(*Query) *time.Duration // in ms in a record
-	count    func(*Query) *int
+	time     func(*TracedQuery) *time.Duration // in ms in a record
+	count    func(*TracedQuery) *int
 	lo, hi   int // of a count
-	text     func(*Query) *string
+	text     func(*TracedQuery) *string
 }
 
 // fields are in the order in which they are written.
 var fields = []field{
-	{key: atKey, required: true, time: func(q *Query) *time.Duration { return &q.At }},
-	{key: modelKey, required: true, text: func(q *Query) *string { return &q.Model }},
-	{key: rowsKey, required: true, count: func(q *Query) *int { return &q.Rows }, lo: 1, hi: MaxRows},
-	{key: usersKey, count: func(q *Query) *int { return &q.Users }, lo: 1, hi: MaxRows},
-	{key: valuesKey, count: func(q *Query) *int { return &q.Values }, hi: maxValues},
-	{key: deadlineKey, time: func(q *Query) *time.Duration { return &q.Deadline }},
-	{key: clientKey, text: func(q *Query) *string { return &q.Client }},
-	{key: versionKey, text: func(q *Query) *string { return &q.Version }},
-	{key: outcomeKey, text: func(q *Query) *string { return &q.Outcome }},
-	{key: latencyKey, time: func(q *Query) *time.Duration { return &q.Latency }},
+	{key: atKey, required: true, time: func(q *TracedQuery) *time.Duration { return &q.At }},
+	{key: modelKey, required: true, text: func(q *TracedQuery) *string { return &q.Model }},
+	{key: rowsKey, required: true, count: func(q *TracedQuery) *int { return &q.Rows }, lo: 1,
+		hi: MaxRows},
+	{key: usersKey, count: func(q *TracedQuery) *int { return &q.Users }, lo: 1, hi: MaxRows},
+	{key: valuesKey, count: func(q *TracedQuery) *int { return &q.Values }, hi: maxValues},
+	{key: deadlineKey, time: func(q *TracedQuery) *time.Duration { return &q.Deadline }},
+	{key: clientKey, text: func(q *TracedQuery) *string { return &q.Client }},
+	{key: versionKey, text: func(q *TracedQuery) *string { return &q.Version }},
+	{key: outcomeKey, text: func(q *TracedQuery) *string { return &q.Outcome }},
+	{key: latencyKey, time: func(q *TracedQuery) *time.Duration { return &q.Latency }},
 }
 
 // names are the keys of fields.
@@ -92,7 +93,7 @@ func names() (keys []string) {
 }
 
 // isTold reports whether q says anything for the key.
-func (f *field) isTold(q *Query) bool {
+func (f *field) isTold(q *TracedQuery) bool {
 	switch {
 	case f.required:
 		return true
@@ -105,7 +106,7 @@ func (f *field) isTold(q *Query) bool {
 }
 
 // setMs sets a time, in ms.
-func (f *field) setMs(q *Query, ms float64) error {
+func (f *field) setMs(q *TracedQuery, ms float64) error {
 	if !(ms >= 0 && ms <= float64(math.MaxInt64/int64(time.Millisecond))) {
 		return fmt.Errorf("found %v, want a time of 0 ms or more", ms)
 	}
@@ -116,7 +117,7 @@ func (f *field) setMs(q *Query, ms float64) error {
 // toMs is a time in ms, which setMs reads as the same one.
 func toMs(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-func (f *field) setCount(q *Query, n int64) error {
+func (f *field) setCount(q *TracedQuery, n int64) error {
 	if n < int64(f.lo) || n > int64(f.hi) {
 		return fmt.Errorf("found %d, want an integer in %d..%d", n, f.lo, f.hi)
 	}
@@ -124,7 +125,7 @@ func (f *field) setCount(q *Query, n int64) error {
 	return nil
 }
 
-func (f *field) setText(q *Query, s string) error {
+func (f *field) setText(q *TracedQuery, s string) error {
 	switch {
 	case s == "" && f.required:
 		return fmt.Errorf("found no name")

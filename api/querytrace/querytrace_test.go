@@ -12,8 +12,8 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-func read(text string) (all []Query, err error) {
-	err = Read("t", strings.NewReader(text), func(q Query) error {
+func read(text string) (all []TracedQuery, err error) {
+	err = Read("t", strings.NewReader(text), func(q TracedQuery) error {
 		all = append(all, q)
 		return nil
 	})
@@ -29,15 +29,16 @@ func ids(name string, values ...int64) tensor.Tensor {
 }
 
 // full says all that a record can say.
-func full() []Query {
-	return []Query{
+func full() []TracedQuery {
+	return []TracedQuery{
 		{
 			Model: "rank", Rows: 3, Users: 1, Values: 4, Deadline: 50 * time.Millisecond,
 			Client: "web", Version: "2", Outcome: "ok", Latency: 1500 * time.Microsecond,
 			Inputs: []tensor.Tensor{ids("item", 1, 2, 3), ids("user", 7), ids("seen", 9, 8, 7, 6)},
 		},
 		{
-			At: 1500*time.Microsecond + 1, Model: "rank", Rows: 1, Users: 1, Values: 2, Client: "é\"",
+			At: 1500*time.Microsecond + 1, Model: "rank", Rows: 1, Users: 1, Values: 2,
+			Client: "é\"",
 			Inputs: []tensor.Tensor{ids("item", 5), ids("user", 8), ids("seen", 1, 2)},
 		},
 	}
@@ -72,7 +73,7 @@ func TestReadsWhatIsWritten(t *testing.T) {
 // Files of before are read as they were.
 func TestReadsCSV(t *testing.T) {
 	got, err := read("model,arrival_ms,batch_size\nwnd,0,5\nncf,1.5,7\n")
-	want := []Query{
+	want := []TracedQuery{
 		{Model: "wnd", Rows: 5}, {At: 1500 * time.Microsecond, Model: "ncf", Rows: 7},
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {
@@ -96,8 +97,9 @@ func TestErrors(t *testing.T) {
 		header + "1,a\n":          "t: line 2: 2 values, want 3: arrival_ms,model,batch_size",
 		header + "1,a,1\n2,\"b\n": "line",
 
-		one + `{"at_ms":1,"model":"a","rows":1}`:         "t: line 2: at_ms: found 1 ms after 2 ms",
-		one + "\n[]":                                     `t: line 3: found "[]", want an object such`,
+		one + `{"at_ms":1,"model":"a","rows":1}`: "t: line 2: at_ms: found 1 ms after 2 ms",
+		one +
+			"\n[]": `t: line 3: found "[]", want an object such`,
 		`{"at_ms":1,"model":"a"}`:                        "t: line 1: rows is missing",
 		`{"at_ms":1,"rows":1,"model":"a"`:                "line 1: no JSON: unexpected EOF",
 		`{"at_ms":1,"rows":1,"model":"a"} 1`:             "line 1: more after the object",
@@ -115,7 +117,8 @@ func TestErrors(t *testing.T) {
 		`{"at_ms":1,"rows":1,"model":"a","inputs":[{"name":"x","datatype":"INT64",` +
 			`"shape":[3],"data":[1]}]}`: `input "x": data: byte 63: an array of 1`,
 		`{"at_ms":1,"rows":1,"model":"` + strings.Repeat("a", 1025) + `"}`: "found 1025 bytes",
-		`{` + strings.Repeat(" ", maxLineBytes):                            "line 1: more than 67108864",
+		`{` + strings.Repeat(" ",
+			maxLineBytes): "line 1: more than 67108864",
 	} {
 		if _, err := read(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%.200q: error %v, want one with %q", text, err, want)
@@ -128,14 +131,17 @@ func TestErrors(t *testing.T) {
 }
 
 func TestArrayErrors(t *testing.T) {
-	for want, change := range map[string]func([]Query){
-		"t: query 2: at_ms: found 0 ms after 5 ms": func(q []Query) {
+	for want, change := range map[string]func([]TracedQuery){
+		"t: query 2: at_ms: found 0 ms after 5 ms": func(q []TracedQuery) {
 			q[0].At, q[1].At = 5*time.Millisecond, 0
 		},
-		"t: query 1: rows: found 0, want an integer": func(q []Query) {
+		"t: query 1: rows: found 0, want an integer": func(q []TracedQuery) {
 			q[0].Rows, q[0].Inputs, q[1].Inputs = 0, nil, nil
 		},
-		"t: query 2: model: found no name": func(q []Query) { q[1].Model, q[0].Inputs = "", nil },
+		"t: query 2: model: found no name": func(q []TracedQuery) {
+			q[1].Model, q[0].Inputs = "",
+				nil
+		},
 	} {
 		queries := full()
 		change(queries)
@@ -147,10 +153,10 @@ func TestArrayErrors(t *testing.T) {
 			t.Errorf("error %v, want one with %q", err, want)
 		}
 	}
-	for want, change := range map[string]func([]Query){
-		`input "item": its first dimension is not the rows`: func(q []Query) { q[1].Rows = 9 },
-		`input "item": query 2 has other inputs`:            func(q []Query) { q[1].Model = "b" },
-		`input "seen": its first dimension is not`:          func(q []Query) { q[1].Values = 9 },
+	for want, change := range map[string]func([]TracedQuery){
+		`input "item": its first dimension is not the rows`: func(q []TracedQuery) { q[1].Rows = 9 },
+		`input "item": query 2 has other inputs`:            func(q []TracedQuery) { q[1].Model = "b" },
+		`input "seen": its first dimension is not`:          func(q []TracedQuery) { q[1].Values = 9 },
 	} {
 		queries := full()
 		change(queries)
@@ -178,8 +184,8 @@ func FuzzRead(f *testing.F) {
 		var last time.Duration
 		var again bytes.Buffer
 		w := NewWriter(&again)
-		var all []Query
-		if err := Read("t", bytes.NewReader(text), func(q Query) error {
+		var all []TracedQuery
+		if err := Read("t", bytes.NewReader(text), func(q TracedQuery) error {
 			if q.At < last || q.Rows < 1 || q.Rows > MaxRows || q.Model == "" {
 				t.Fatalf("%+v after %v", q, last)
 			}

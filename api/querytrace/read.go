@@ -14,7 +14,7 @@ import (
 
 // ReadFile calls each with the queries of the file at path, in their order, until one returns an
 // error, which ReadFile then returns.
-func ReadFile(path string, each func(Query) error) error {
+func ReadFile(path string, each func(TracedQuery) error) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return fmt.Errorf("read queries: %w", err)
@@ -24,7 +24,7 @@ func ReadFile(path string, each func(Query) error) error {
 }
 
 // Read reads r as [ReadFile] reads a file. name is the file's name in errors.
-func Read(name string, r io.Reader, each func(Query) error) error {
+func Read(name string, r io.Reader, each func(TracedQuery) error) error {
 	b := bufio.NewReaderSize(r, 64<<10)
 	start, err := b.Peek(512)
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -40,7 +40,7 @@ func Read(name string, r io.Reader, each func(Query) error) error {
 }
 
 // readCSV reads the form of before.
-func readCSV(name string, r io.Reader, each func(Query) error) error {
+func readCSV(name string, r io.Reader, each func(TracedQuery) error) error {
 	const arrival, size = "arrival_ms", "batch_size"
 	t, err := document.NewTable(name, r, []string{arrival, modelKey, size}, nil)
 	if err != nil {
@@ -56,7 +56,7 @@ func readCSV(name string, r io.Reader, each func(Query) error) error {
 		if err != nil {
 			return err
 		}
-		var q Query
+		var q TracedQuery
 		if err := at.setMs(&q, ms); err != nil {
 			return t.Errorf(arrival, "%v", err)
 		}

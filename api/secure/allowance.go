@@ -39,9 +39,9 @@ const (
 	ways = 3
 )
 
-// A Part is a part of a query that a leader has split, as an attempt's headers name it: what a
+// A QueryPart is a part of a query that a leader has split, as an attempt's headers name it: what a
 // gateway says. The parts of a query that come to one agent count as one query.
-type Part struct {
+type QueryPart struct {
 	Gateway uint64
 	Query   uint64 // the number of the query at its gateway
 	Number  uint   // of the part, from 1 on, below maxParts
@@ -51,8 +51,8 @@ type Part struct {
 const maxParts = control.Numbering
 
 // PartOf returns the part that an attempt is for; ok is false if it is for a whole query.
-func PartOf(a control.Attempt) (p Part, ok bool) {
-	p = Part{a.Gateway, a.Sequence - a.Sequence%maxParts, uint(a.Sequence % maxParts)}
+func PartOf(a control.Attempt) (p QueryPart, ok bool) {
+	p = QueryPart{a.Gateway, a.Sequence - a.Sequence%maxParts, uint(a.Sequence % maxParts)}
 	return p, a.Part != 0 && p.Number != 0
 }
 
@@ -75,10 +75,10 @@ type splitQuery struct {
 const maxSplit = 128
 
 // find returns the query of a part; nil if it is not known.
-func (s *splitQueries) find(p Part) *splitQuery { return s.of[splitID{p.Gateway, p.Query}] }
+func (s *splitQueries) find(p QueryPart) *splitQuery { return s.of[splitID{p.Gateway, p.Query}] }
 
 // add adds a part, of a query that may be new.
-func (s *splitQueries) add(p Part) {
+func (s *splitQueries) add(p QueryPart) {
 	q := s.find(p)
 	if q == nil {
 		if s.of == nil {
@@ -265,7 +265,7 @@ func (g *Guard) Query(ctx context.Context, w Way, bytes int64) error {
 // QueryPart is Query for an attempt at a part of a query. The first part of a query that comes
 // counts as an attempt at a query, the others as nothing; but a part that comes again does, as it
 // may be another query under the same numbers.
-func (g *Guard) QueryPart(ctx context.Context, p Part) error {
+func (g *Guard) QueryPart(ctx context.Context, p QueryPart) error {
 	c, a := g.callerLimits(ctx)
 	if a == nil {
 		return nil
@@ -278,7 +278,7 @@ func (g *Guard) QueryPart(ctx context.Context, p Part) error {
 }
 
 // usePart is QueryPart for a client with limits.
-func (s *meters) usePart(client string, a *allowance, p Part,
+func (s *meters) usePart(client string, a *allowance, p QueryPart,
 	allowed func(string) *allowance) *LimitError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -295,7 +295,7 @@ func (s *meters) usePart(client string, a *allowance, p Part,
 // PartRows counts the rows of a part that QueryPart has accepted. Parts of one query have together
 // no more than largest, the most that a query may have; who sends more has sent several queries, of
 // which the last one counts as one of its own.
-func (g *Guard) PartRows(ctx context.Context, p Part, rows, largest int) error {
+func (g *Guard) PartRows(ctx context.Context, p QueryPart, rows, largest int) error {
 	c, a := g.callerLimits(ctx)
 	if a == nil {
 		return nil

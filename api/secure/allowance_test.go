@@ -325,17 +325,17 @@ func TestPartsAtOnce(t *testing.T) {
 			var parts sync.WaitGroup
 			for number := range uint(3) {
 				parts.Go(func() {
-					if err := g.QueryPart(of("ads"), Part{7, query, 1 + number}); err != nil {
+					if err := g.QueryPart(of("ads"), QueryPart{7, query, 1 + number}); err != nil {
 						t.Errorf("part %d of query %d: %v", 1+number, query, err)
 					}
 				})
 			}
 			parts.Wait()
 		}
-		if err := g.QueryPart(of("ads"), Part{7, 300, 1}); err == nil {
+		if err := g.QueryPart(of("ads"), QueryPart{7, 300, 1}); err == nil {
 			t.Error("a part of one query more is let in")
 		}
-		if err := g.QueryPart(of("ads"), Part{7, 0, 2}); err == nil {
+		if err := g.QueryPart(of("ads"), QueryPart{7, 0, 2}); err == nil {
 			t.Error("a part that comes again is let in")
 		}
 		if split := g.meters.of["ads"].split; len(split.of) != maxSplit ||

@@ -28,7 +28,7 @@ func Split(t Tensor, rows []int) ([]Tensor, error) {
 	parts, rest := make([]Tensor, len(rows)), t.Data
 	perRow := elements / int(sum)
 	for i, n := range rows {
-		size, err := t.size(rest, n*perRow)
+		size, err := t.byteSize(rest, n*perRow)
 		if err != nil {
 			return nil, err
 		}
@@ -45,8 +45,8 @@ func Split(t Tensor, rows []int) ([]Tensor, error) {
 	return parts, nil
 }
 
-// size returns how many bytes of data its first elements take, which are of t's type.
-func (t *Tensor) size(data []byte, elements int) (int, error) {
+// byteSize returns how many bytes of data its first elements take, which are of t's type.
+func (t *Tensor) byteSize(data []byte, elements int) (int, error) {
 	if t.DataType != Bytes {
 		size := t.DataType.Size()
 		if size == 0 {

@@ -161,16 +161,16 @@ func (c carrier) Get(key string) string { return strings.Join(c[key], ",") }
 func (c carrier) Set(key, value string) { c[key] = []string{value} }
 func (c carrier) Keys() []string        { return slices.Collect(maps.Keys(c)) }
 
-// mostTracestate is the longest tracestate that is sent, in bytes. W3C Trace Context demands
+// maxTracestateBytes is the longest tracestate that is sent, in bytes. W3C Trace Context demands
 // support for that length, and allows dropping longer ones.
-const mostTracestate = 512
+const maxTracestateBytes = 512
 
 // Format returns a span context as the values of the headers traceparent and tracestate; a
 // tracestate that is too long becomes "".
 func Format(sc trace.SpanContext) (traceparent, tracestate string) {
 	c := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(trace.ContextWithSpanContext(context.Background(), sc), c)
-	if tracestate = c["tracestate"]; len(tracestate) > mostTracestate {
+	if tracestate = c["tracestate"]; len(tracestate) > maxTracestateBytes {
 		tracestate = ""
 	}
 	return c["traceparent"], tracestate

@@ -21,12 +21,13 @@ type Given struct {
 	Queries []*oip.Request
 	// Rows are the inputs with all their rows. A query sends consecutive rows.
 	Rows []tensor.Tensor
-	// Recorded are sent as they are, when the query of this Number of a [workload.QueryTrace] is due.
-	Recorded map[int]Recorded
+	// Recorded are sent as they are, when the query of this Number of a [workload.QueryTrace] is
+	// due.
+	Recorded map[int]RecordedInputs
 }
 
-// A Recorded has the inputs of a recorded query.
-type Recorded struct {
+// A RecordedInputs has the inputs of a recorded query.
+type RecordedInputs struct {
 	Rows   int // the batch size, which the inputs alone need not say
 	Inputs []tensor.Tensor
 }

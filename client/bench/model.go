@@ -45,7 +45,7 @@ type TargetModel struct {
 	rows      int  // number of rows that the inputs hold; the largest batch size of queries
 	inputs    []input
 	queries   map[int][]*oip.Request // given ones, by batch size; nil: inputs has the rows
-	recorded  map[int]Recorded       // given ones, by number; nil: queries or inputs are used
+	recorded  map[int]RecordedInputs // given ones, by number; nil: queries or inputs are used
 	// expected are the answers to all rows, by version; nil: answers are not compared
 	expected map[names.ModelKey][]expectedRows
 }
@@ -92,8 +92,8 @@ type ModelOptions struct {
 	Seed uint64
 	// Given, if set, replaces the random inputs.
 	Given *Given
-	// Shapes are those of inputs with dimensions that the model leaves open, which are 1 otherwise. Of
-	// an input with a batch size the first dimension is that, and is not used.
+	// Shapes are those of inputs with dimensions that the model leaves open, which are 1 otherwise.
+	// Of an input with a batch size the first dimension is that, and is not used.
 	Shapes map[string][]int64
 }
 
@@ -257,7 +257,8 @@ func (m *TargetModel) addInput(d *inference.ModelMetadataResponse_TensorMetadata
 
 // narrow gives the input the sizes of a shape where the model leaves them open.
 func (in *input) narrow(given, model []int64) error {
-	wrong := fmt.Errorf("shape: input %q has %v in the model, and %v cannot be that", in.name, model,
+	wrong := fmt.Errorf("shape: input %q has %v in the model, and %v cannot be that", in.name,
+		model,
 		given)
 	if len(given) != len(model) {
 		return wrong
@@ -327,8 +328,8 @@ func (in *input) fill(rows, second int, bounds []int64, r *rand.Rand) {
 	}
 }
 
-// makeRequest makes the request of a query, of which there are inputs, and says which of the model's
-// rows is its first.
+// makeRequest makes the request of a query, of which there are inputs, and says which of the
+// model's rows is its first.
 func (m *TargetModel) makeRequest(q workload.Query, r *rand.Rand) (req *oip.Request, from int) {
 	switch {
 	case m.recorded != nil:

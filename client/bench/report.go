@@ -145,9 +145,9 @@ func (l *Latencies) set(x float64) *Latencies {
 	return l
 }
 
-// latenciesOf returns the distribution of answered queries with the latencies of h and of failed
-// ones; 0 if there are none.
-func latenciesOf(h *hdrhistogram.Histogram, failed int64) (l Latencies) {
+// summarizeLatencies returns the distribution of answered queries with the latencies of h and of
+// failed ones; 0 if there are none.
+func summarizeLatencies(h *hdrhistogram.Histogram, failed int64) (l Latencies) {
 	if h.TotalCount() == 0 {
 		if failed > 0 {
 			l.set(math.Inf(1))
@@ -175,7 +175,7 @@ func (g *generator) makeReport(start time.Time, span, elapsed time.Duration, cau
 		Workload:            g.config.Workload,
 		DurationS:           roundTo3(span.Seconds()),
 		Interrupted:         cause != nil,
-		GeneratorDelayMS:    latenciesOf(g.delays, 0),
+		GeneratorDelayMS:    summarizeLatencies(g.delays, 0),
 		GeneratorOnSchedule: true,
 	}
 	for _, m := range g.models {
@@ -202,7 +202,7 @@ func (m *recorder) modelReport(span, elapsed time.Duration) ModelReport {
 		Failed:        m.failed,
 		Unfinished:    m.unfinished,
 		Failures:      []Failure{},
-		LatencyMS:     latenciesOf(m.latencies, m.failed),
+		LatencyMS:     summarizeLatencies(m.latencies, m.failed),
 		latencies:     m.latencies,
 	}
 	if m.expected != nil {

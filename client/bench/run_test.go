@@ -467,8 +467,8 @@ func TestRandomQuery(t *testing.T) {
 	}
 }
 
-// TestShapes: dimensions that a model leaves open are as its user says, and 1 otherwise; an optional
-// input is left out unless its shape is given.
+// TestShapes: dimensions that a model leaves open are as its user says, and 1 otherwise; an
+// optional input is left out unless its shape is given.
 func TestShapes(t *testing.T) {
 	type described = inference.ModelMetadataResponse_TensorMetadata
 	metadata := &inference.ModelMetadataResponse{Name: "m", Inputs: []*described{
@@ -621,7 +621,7 @@ func TestLatenciesOfFailed(t *testing.T) {
 		{11, math.Inf(1), 500, `"p99":null,"p999":null,"max":990.`},
 		{2000, math.Inf(1), math.Inf(1), `"p50":null`},
 	} {
-		l := latenciesOf(h, tt.failed)
+		l := summarizeLatencies(h, tt.failed)
 		if !(math.Abs(l.P99-tt.p99) <= 2 || l.P99 == tt.p99) ||
 			!(math.Abs(l.P50-tt.p50) <= 2 || l.P50 == tt.p50) {
 			t.Errorf("%d failed: p50 %v, p99 %v, want %v and %v", tt.failed, l.P50, l.P99, tt.p50,
@@ -640,10 +640,10 @@ func TestLatenciesOfFailed(t *testing.T) {
 			t.Errorf("%d failed: progress %q", tt.failed, p)
 		}
 	}
-	if l := latenciesOf(newHistogram(), 1); !math.IsInf(l.P50, 1) || !math.IsInf(l.Max, 1) {
+	if l := summarizeLatencies(newHistogram(), 1); !math.IsInf(l.P50, 1) || !math.IsInf(l.Max, 1) {
 		t.Errorf("all failed: %+v", l)
 	}
-	if l := latenciesOf(newHistogram(), 0); l != (Latencies{}) {
+	if l := summarizeLatencies(newHistogram(), 0); l != (Latencies{}) {
 		t.Errorf("no queries: %+v", l)
 	}
 }

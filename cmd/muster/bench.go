@@ -310,7 +310,7 @@ func (o *benchOptions) run(cmd *cobra.Command) error {
 // An outcomeLog keeps what became of queries. It is safe for concurrent use.
 type outcomeLog struct {
 	mu      sync.Mutex
-	queries []querytrace.Query
+	queries []querytrace.TracedQuery
 }
 
 func (l *outcomeLog) add(q workload.Query, version string, latency time.Duration, err error) {
@@ -320,7 +320,7 @@ func (l *outcomeLog) add(q workload.Query, version string, latency time.Duration
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.queries = append(l.queries, querytrace.Query{
+	l.queries = append(l.queries, querytrace.TracedQuery{
 		At: q.At, Model: q.Model, Rows: q.BatchSize, Users: q.Users, Values: q.Values,
 		Deadline: q.Deadline, Version: version, Outcome: outcome, Latency: latency,
 	})
@@ -328,7 +328,7 @@ func (l *outcomeLog) add(q workload.Query, version string, latency time.Duration
 
 // write writes the queries in the order of their arrival. No query is in flight.
 func (l *outcomeLog) write(to io.Writer) error {
-	slices.SortStableFunc(l.queries, func(a, b querytrace.Query) int {
+	slices.SortStableFunc(l.queries, func(a, b querytrace.TracedQuery) int {
 		return cmp.Compare(a.At, b.At)
 	})
 	b := bufio.NewWriter(to)

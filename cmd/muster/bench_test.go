@@ -183,8 +183,8 @@ func TestBenchRecorded(t *testing.T) {
 	if !strings.Contains(out, `"answered": 2`) || !strings.Contains(out, `"failed": 1`) {
 		t.Errorf("got %s, %s, want two of three queries answered", out, errs)
 	}
-	var got []querytrace.Query
-	if err := querytrace.ReadFile(log, func(q querytrace.Query) error {
+	var got []querytrace.TracedQuery
+	if err := querytrace.ReadFile(log, func(q querytrace.TracedQuery) error {
 		if q.Latency <= 0 {
 			t.Errorf("%+v took no time", q)
 		}
@@ -194,10 +194,11 @@ func TestBenchRecorded(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	want := []querytrace.Query{
+	want := []querytrace.TracedQuery{
 		{Model: "m", Rows: 2, Outcome: "ok", Version: got[0].Version},
-		{At: 500 * time.Microsecond, Model: "m", Rows: 2, Users: 1, Values: 9, Deadline: time.Minute,
-			Outcome: "ok", Version: got[0].Version},
+		{At: 500 * time.Microsecond, Model: "m", Rows: 2, Users: 1, Values: 9,
+			Deadline: time.Minute,
+			Outcome:  "ok", Version: got[0].Version},
 		{At: time.Millisecond, Model: "m", Rows: 13, Outcome: "invalid request"},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -254,7 +255,8 @@ func TestBenchInput(t *testing.T) {
 	} {
 		out, errs, err = execute(t, append([]string{"bench", "--server", server, "--input", wholes,
 			"--json", "-"}, args...)...)
-		if err != nil || !strings.Contains(out, `"answered": 2`) || strings.Contains(errs, "whole:") {
+		if err != nil || !strings.Contains(out, `"answered": 2`) || strings.Contains(errs,
+			"whole:") {
 			t.Errorf("a model without a batch dimension, %v: got %s, %s, %v", args, out, errs, err)
 		}
 	}
@@ -386,16 +388,20 @@ func TestBenchBadInput(t *testing.T) {
 		"--model m --rate 1 --arrivals weekly":     "or artifact, or a file of recorded queries",
 		"--from " + dir + "/no.jsonl":              "no.jsonl is no file",
 		"--from " + trace + " --arrivals constant": "[arrivals from]",
-		"--from " + file("unknown.jsonl", `{"at_ms":0,"model":"m","batch":1}`):      `line 1: unknown key "batch"`,
+		"--from " + file("unknown.jsonl",
+			`{"at_ms":0,"model":"m","batch":1}`): `line 1: unknown key "batch"`,
 		"--input " + queries + " --from " + file("all.jsonl", recorded):             "omit --input",
 		"--from " + file("some.jsonl", recorded+`{"at_ms":9,"model":"m","rows":1}`): "all or none",
 		"--model m --rate 1 --arrivals gamma:-1":                                    "gamma:SHAPE",
 		"--model m --rate 1 --json no/such/file":                                    "json: stat no/such",
-		"--model m --rate 1 --plot " + trace + "/x.png":                             "is not a directory",
-		"--model m --rate 1 --find-throughput":                                      "find-throughput rate",
-		"--model m --find-throughput --plot x.png":                                  "find-throughput plot",
-		"--rate 1 --arrivals " + trace:                                              "sets the rate",
-		"--find-throughput --arrivals " + trace:                                     "sets the rate",
+		"--model m --rate 1 --plot " + trace +
+			"/x.png": "is not a directory",
+		"--model m --rate 1 --find-throughput":     "find-throughput rate",
+		"--model m --find-throughput --plot x.png": "find-throughput plot",
+		"--rate 1 --arrivals " +
+			trace: "sets the rate",
+		"--find-throughput --arrivals " +
+			trace: "sets the rate",
 		"--model wnd --arrivals " +
 			trace: `queries for model "ncf", which no --model names`,
 		"--arrivals " + file("bad.csv", "arrival_ms\n1"): `no column "model"`,

@@ -171,7 +171,7 @@ func TestPlanLiveWarmStart(t *testing.T) {
 	})
 	p := &plancmd.Problem{
 		Problem: problem,
-		Live:    &plancmd.Fleet{Counts: map[string]int{"r5n.large": 2, "t3.xlarge": 1}},
+		Live:    &plancmd.FleetComparison{Counts: map[string]int{"r5n.large": 2, "t3.xlarge": 1}},
 	}
 	if _, err := planners[ribbonPlanner](&planOptions{}, p, 1).Plan(t.Context(), problem,
 		evaluator); err != nil {

@@ -57,7 +57,7 @@ func newPlanPlaceCommand() *cobra.Command {
 }
 
 // open makes the problem of instances and what they hold.
-func (o *planPlaceOptions) open(cmd *cobra.Command) (*plancmd.Placed, error) {
+func (o *planPlaceOptions) open(cmd *cobra.Command) (*plancmd.PlacementProblem, error) {
 	given := cmd.Flags().Changed
 	err := cmp.Or(o.checkEvaluator(), o.checkGoal(cmd))
 	switch {
@@ -109,7 +109,7 @@ func (o *planPlaceOptions) open(cmd *cobra.Command) (*plancmd.Placed, error) {
 	if err := plancmd.SetLimits(problem, o.limits); err != nil {
 		return nil, err
 	}
-	return &plancmd.Placed{
+	return &plancmd.PlacementProblem{
 		Problem: problem, Config: cfg, Seeds: o.sim.seeds, Headroom: o.headroom,
 		LeastAccuracy: o.leastAccuracy, Source: source.String(),
 	}, validate(*cfg, types)

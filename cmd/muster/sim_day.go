@@ -95,7 +95,8 @@ may lead.
 	flags.DurationVar(&o.warmUp, "warm-up", time.Hour, "how long the fleet serves before that")
 	flags.Float64Var(&o.speed, "speed", 60, "seconds of the day of which one is simulated")
 	flags.DurationVar(&o.boot, "boot", time.Minute, "time until a machine serves")
-	flags.Float64Var(&o.spotPrice, "spot-price", 0.35, "what a spot machine costs of the full price")
+	flags.Float64Var(&o.spotPrice, "spot-price", 0.35,
+		"what a spot machine costs of the full price")
 	flags.Float64Var(&o.spotLosses, "spot-losses", 0.05,
 		"how often an hour the provider takes all spot machines of a type")
 	flags.DurationVar(&o.placePeriod, "place-period", time.Minute, "time between two placements")
@@ -276,9 +277,10 @@ const maxRecorded = 7 * 24 * time.Hour
 
 // countRecorded returns how many queries of a record arrive in each minute.
 func countRecorded(path string) (counts []float64, err error) {
-	err = querytrace.ReadFile(path, func(q querytrace.Query) error {
+	err = querytrace.ReadFile(path, func(q querytrace.TracedQuery) error {
 		if q.At >= maxRecorded {
-			return fmt.Errorf("%s: a query arrives after %v, want a record of at most %v", path, q.At,
+			return fmt.Errorf("%s: a query arrives after %v, want a record of at most %v", path,
+				q.At,
 				maxRecorded)
 		}
 		minute := int(q.At / time.Minute)

@@ -37,21 +37,23 @@ func TestBoundsAreTight(t *testing.T) {
 			switch {
 			case bound == 0 && sign > 0, bound == 1 && sign < 0:
 				if got > want {
-					t.Errorf("%d of %d, %v: evidence %v excludes more than [%v, %v]", k, n, alpha, got,
+					t.Errorf("%d of %d, %v: evidence %v excludes more than [%v, %v]", k, n, alpha,
+						got,
 						low, high)
 				}
 			case math.Abs(got-want) > 1e-6*want:
-				t.Errorf("%d of %d, %v: at the bound %v the evidence is %v, want %v", k, n, alpha, bound,
+				t.Errorf("%d of %d, %v: at the bound %v the evidence is %v, want %v", k, n, alpha,
+					bound,
 					got, want)
 			}
 		}
 	}
 }
 
-// TestErrorsAreDivided: a canary is rolled back and promoted by bounds of which all may err together
-// with the chance that the rule states, and by no others. Each of five reasons to roll it back has a
-// fifth of it, a promotion all of it for each, for it needs them all; half of that is for the
-// canary's share, and half for the current version's, by class of batch sizes.
+// TestErrorsAreDivided: a canary is rolled back and promoted by bounds of which all may err
+// together with the chance that the rule states, and by no others. Each of five reasons to roll it
+// back has a fifth of it, a promotion all of it for each, for it needs them all; half of that is
+// for the canary's share, and half for the current version's, by class of batch sizes.
 func TestErrorsAreDivided(t *testing.T) {
 	// excess bounds by how much a canary's share is above that of the current version, of which
 	// shares has, by class, what was counted, and the weight of the class in what the canary got.
@@ -80,7 +82,7 @@ func TestErrorsAreDivided(t *testing.T) {
 		rule.Alpha, rule.Beta = math.Pow(10, -1-2*r.Float64()), math.Pow(10, -1-2*r.Float64())
 		rule.PromoteQueries, rule.Compared = 1, r.IntN(2) == 0
 		scale := math.Exp(11 * r.Float64())
-		tally := func(c *Counts, worse float64) {
+		tally := func(c *TrialCounts, worse float64) {
 			for i := range c.Classes {
 				of := func(share float64) uint64 { return uint64(scale * share * r.Float64()) }
 				c.Classes[i] = Tally{Answered: of(1), Failed: of(.005 * worse)}

@@ -25,8 +25,8 @@ func ClassSize(class int) int { return 4 << (2 * class) }
 // that Failed for no fault of their clients.
 type Tally struct{ Answered, Late, Failed uint64 }
 
-// Counts are of the queries for one version since a trial began.
-type Counts struct {
+// TrialCounts are of the queries for one version since a trial began.
+type TrialCounts struct {
 	Classes [BatchClasses]Tally
 	// UnsizedFailed are those that failed of which no batch size is known: gateways of earlier
 	// versions tell none.
@@ -44,7 +44,7 @@ type Counts struct {
 const slower = 1.5
 
 // CountAnswered counts a query that was answered.
-func (c *Counts) CountAnswered(batchSize int, late bool) {
+func (c *TrialCounts) CountAnswered(batchSize int, late bool) {
 	t := &c.Classes[ClassOf(batchSize)]
 	t.Answered++
 	if late {
@@ -54,7 +54,7 @@ func (c *Counts) CountAnswered(batchSize int, late bool) {
 
 // CountFailed counts n queries that failed for no fault of their clients; batchSize is 0 if it is
 // not known.
-func (c *Counts) CountFailed(batchSize int, n uint64) {
+func (c *TrialCounts) CountFailed(batchSize int, n uint64) {
 	if batchSize < 1 {
 		c.UnsizedFailed += n
 		return
@@ -63,7 +63,7 @@ func (c *Counts) CountFailed(batchSize int, n uint64) {
 }
 
 // Total is the sum over the classes, with the failures of no known size.
-func (c *Counts) Total() (sum Tally) {
+func (c *TrialCounts) Total() (sum Tally) {
 	for _, t := range c.Classes {
 		sum.Answered += t.Answered
 		sum.Late += t.Late
@@ -139,7 +139,7 @@ func (a *Answers) Add(o Answers) {
 
 // A Trial is what is known of a canary beside the current version, over the same time.
 type Trial struct {
-	Current, Canary Counts
+	Current, Canary TrialCounts
 	Answers         Answers
 }
 

@@ -102,7 +102,7 @@ type comparison struct {
 func (c *comparison) forAllSizes() { c.current[parts-1], c.weights[parts-1] = c.usual, 1 }
 
 // byClass makes the current version's share what the canary's mix of classes makes of it.
-func (c *comparison) byClass(canary, current *Counts, of func(*Tally) (hits, draws uint64)) {
+func (c *comparison) byClass(canary, current *TrialCounts, of func(*Tally) (hits, draws uint64)) {
 	total := 0.
 	for i := range canary.Classes {
 		_, n := of(&canary.Classes[i])

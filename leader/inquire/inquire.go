@@ -293,7 +293,7 @@ func (s *State) Answered(
 	s.do(Action{
 		Kind: LaneAnswered, Query: in.Query, Lane: lane, ID: id, Finish: expected,
 	})
-	s.settleQuestion(now, in, c)
+	s.closeQuestion(now, in, c)
 }
 
 // learnFromAnswer learns from an answer the usual round trip, and how busy the lane was half a
@@ -306,8 +306,8 @@ func (s *State) learnFromAnswer(now time.Time, lane match.LaneID, usual, took,
 	}
 }
 
-// settleQuestion closes a question, and proceeds if no other is open.
-func (s *State) settleQuestion(now time.Time, in *inquiry, c *lanesAnswer) {
+// closeQuestion closes a question, and proceeds if no other is open.
+func (s *State) closeQuestion(now time.Time, in *inquiry, c *lanesAnswer) {
 	delete(s.questions, c.id)
 	if c.state == waiting {
 		c.state = failed
@@ -321,7 +321,7 @@ func (s *State) settleQuestion(now time.Time, in *inquiry, c *lanesAnswer) {
 func (s *State) Unasked(now time.Time, id uint64) {
 	in := s.questions[id]
 	if c := in.findQuestion(id); c != nil {
-		s.settleQuestion(now, in, c)
+		s.closeQuestion(now, in, c)
 	}
 }
 
@@ -341,7 +341,7 @@ func (s *State) Lost(now time.Time, lane match.LaneID) {
 		case i >= in.asked:
 			in.lanes = slices.Delete(in.lanes, i, i+1)
 		case in.lanes[i].state == waiting:
-			s.settleQuestion(now, in, &in.lanes[i])
+			s.closeQuestion(now, in, &in.lanes[i])
 		default:
 			in.lanes[i].state = failed
 		}
@@ -374,7 +374,7 @@ func (s *State) Pass(now time.Time) {
 			}
 			s.unanswered++
 			s.do(Action{Kind: LaneSilent, Query: in.Query, Lane: c.Lane, ID: c.id})
-			s.settleQuestion(now, in, c)
+			s.closeQuestion(now, in, c)
 		}
 	}
 }

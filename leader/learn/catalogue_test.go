@@ -13,14 +13,14 @@ import (
 // disk, whether that was ever held or not, for how long not, and under which leader: else a fleet
 // that was once too small for the best variant would never be made large enough for it.
 func TestCatalogueOutlivesMinutes(t *testing.T) {
-	variant := func(name string, accuracy float64) leader.Model {
-		return leader.Model{
+	variant := func(name string, accuracy float64) leader.HeldModel {
+		return leader.HeldModel{
 			ModelID: leader.ModelID{Name: name, Version: 1}, QoSTarget: 100 * time.Millisecond,
 			Share: .99, Largest: 100, Family: "rank", Accuracy: accuracy,
 		}
 	}
 	best, fast := variant("best", 1), variant("fast", .98)
-	box := func(revision uint64, holds, could []leader.Model) *leader.Member {
+	box := func(revision uint64, holds, could []leader.HeldModel) *leader.Member {
 		return &leader.Member{
 			Name: "w0", Type: "box/cpu/1", OwnType: "box/cpu/1@w0", Lanes: 1, Revision: revision,
 			Models: holds, Loadable: could,
@@ -34,7 +34,7 @@ func TestCatalogueOutlivesMinutes(t *testing.T) {
 		learning := New(profiles.NewBook(profiles.ShippedLibrary()))
 		term := &catalogueTerm{t: t, state: state, learning: learning}
 		term.tell(leader.Event{Kind: leader.GatewayConnected, Gateway: 1})
-		term.join(box(1, []leader.Model{fast}, []leader.Model{best}))
+		term.join(box(1, []leader.HeldModel{fast}, []leader.HeldModel{best}))
 		term.ask()
 		if got := term.demand(); got != "best/1" {
 			t.Errorf("the queries count for %q, want best/1, which is on disk", got)
@@ -52,7 +52,7 @@ func TestCatalogueOutlivesMinutes(t *testing.T) {
 			t.Errorf("the families are %+v, want best and fast, and the best's accuracy 1", f)
 		}
 		// Its file is removed: it is forgotten, with the demand.
-		term.join(box(2, []leader.Model{fast}, nil))
+		term.join(box(2, []leader.HeldModel{fast}, nil))
 		for range 15 {
 			term.now += ForgetInterval
 			models, tables := term.learning.Forget(term.clock())

@@ -291,7 +291,7 @@ func (s *State) Changed() bool {
 // A Demand describes the queries for a version of a model. Those for a family count for its most
 // accurate variant.
 type Demand struct {
-	*leader.Model
+	*leader.HeldModel
 	Queries    int     // number of queries counted in BatchSizes
 	Rate       float64 // queries/s, over the last minute
 	BatchSizes profiles.Distribution
@@ -302,7 +302,7 @@ func (s *State) Demand(now time.Time) []Demand {
 	all := make([]Demand, len(s.pool.Models))
 	for i := range s.pool.Models {
 		m := &s.pool.Models[i]
-		all[i].Model = m
+		all[i].HeldModel = m
 		if monitor := s.monitors[m.ModelID]; monitor != nil {
 			all[i].Queries, all[i].Rate = monitor.Queries(), monitor.Rate(now, demandOver)
 			all[i].BatchSizes = monitor.Distribution()
@@ -346,7 +346,7 @@ func (s *State) Sizes() map[string]int {
 }
 
 // findModel is the pool's entry for a version of a model, nil if there is none.
-func (s *State) findModel(id leader.ModelID) *leader.Model {
+func (s *State) findModel(id leader.ModelID) *leader.HeldModel {
 	for i := range s.pool.Models {
 		if s.pool.Models[i].ModelID == id {
 			return &s.pool.Models[i]

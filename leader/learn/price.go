@@ -57,7 +57,7 @@ func (s *State) solvePrices(a *leader.Advice, now time.Time) error {
 
 // A modelDemand is a model for which queries have arrived lately.
 type modelDemand struct {
-	*leader.Model
+	*leader.HeldModel
 	rate     float64 // queries/s
 	variants []int   // the models that may answer for it, as indices into the pool's
 }
@@ -74,7 +74,7 @@ func (s *State) recentDemand(now time.Time) (all []modelDemand) {
 		if rate <= 0 {
 			continue
 		}
-		d := modelDemand{Model: m, rate: rate}
+		d := modelDemand{HeldModel: m, rate: rate}
 		for k := range s.pool.Models {
 			if v := &s.pool.Models[k]; v == m || v.Family != "" && v.Family == m.Family {
 				d.variants = append(d.variants, k)

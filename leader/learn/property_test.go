@@ -214,7 +214,7 @@ func (p *plain) want() map[names.TableKey]bounds {
 				key.Type = x.OwnType
 				all[key] = bounds{}
 				if table := p.book.Table(of); table != nil {
-					g := profiles.Agent{Factor: p.last.Factors[x.Name]}
+					g := profiles.AgentFactor{Factor: p.last.Factors[x.Name]}
 					if l := p.book.FindLearner(of); l != nil && l.Shared() {
 						for _, a := range l.Agents() {
 							if a.Name == x.Name {

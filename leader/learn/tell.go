@@ -82,16 +82,16 @@ func heldBy(p *leader.PoolMember, part *leader.PartitionLanes, yield func(id lea
 // A departure is by how much an agent's latencies depart from its type's.
 type departure struct {
 	factor float64 // of models of which nothing is known there
-	models map[profiles.Key]profiles.Agent
+	models map[profiles.Key]profiles.AgentFactor
 	last   time.Time // when the agent departed last
 }
 
 // agentAt is the departure for a model.
-func (d *departure) agentAt(key profiles.Key) profiles.Agent {
+func (d *departure) agentAt(key profiles.Key) profiles.AgentFactor {
 	if g, ok := d.models[key]; ok {
 		return g
 	}
-	return profiles.Agent{Factor: d.factor}
+	return profiles.AgentFactor{Factor: d.factor}
 }
 
 // isLike reports whether two departures differ by no more than slowAgain.
@@ -137,7 +137,7 @@ func (x *agentFactor) isDeparture(own bool) bool {
 
 // shrinkToMean returns what is known of an agent under the key of one model, whose factor counts as
 // far as it is sure, and else is that of all the agent's models.
-func (x *agentFactor) shrinkToMean(g profiles.Agent) profiles.Agent {
+func (x *agentFactor) shrinkToMean(g profiles.AgentFactor) profiles.AgentFactor {
 	all, e := math.Log(x.meanFactor()), math.Hypot(g.Error, minError)
 	w := modelSpread * modelSpread / (modelSpread*modelSpread + e*e)
 	g.Factor = math.Exp(all + w*(math.Log(g.Factor)-all))
@@ -145,7 +145,7 @@ func (x *agentFactor) shrinkToMean(g profiles.Agent) profiles.Agent {
 }
 
 // noteDeparture looks whether an agent departs under the key of one model.
-func (x *agentFactor) noteDeparture(g *profiles.Agent) {
+func (x *agentFactor) noteDeparture(g *profiles.AgentFactor) {
 	look := func(factor, e float64) {
 		if e <= slowError {
 			x.away = max(x.away, math.Abs(factor-1)-sureErrors*e)
@@ -195,7 +195,7 @@ func (s *State) findDepartures(a *leader.Advice) {
 			last = before.last
 		}
 		a.Slow[p.Name] = p.OwnType
-		now[p.Name] = &departure{x.meanFactor(), map[profiles.Key]profiles.Agent{}, last}
+		now[p.Name] = &departure{x.meanFactor(), map[profiles.Key]profiles.AgentFactor{}, last}
 	}
 	for _, key := range keys {
 		if len(now) == 0 {
@@ -233,7 +233,7 @@ func (s *State) adviseProfiles(a *leader.Advice) error {
 			done[key] = true
 			now := s.profileOf(p.Member, part, m, shown)
 			if d := s.scaled[p.Name]; d != nil {
-				g := profiles.Agent{Factor: d.factor}
+				g := profiles.AgentFactor{Factor: d.factor}
 				if held := p.Model(id); held != nil {
 					g = d.agentAt(held.Profile)
 				}
@@ -271,11 +271,11 @@ func (s *State) ProfileErrors() *profiles.ProfileErrors {
 	})
 }
 
-func familyOf(m *leader.Model) string { return cmp.Or(m.Family, m.Name) }
+func familyOf(m *leader.HeldModel) string { return cmp.Or(m.Family, m.Name) }
 
 // profileOf is the profile of a model on a part of a member's lanes; a guess if nothing was
 // measured.
-func (s *State) profileOf(member *leader.Member, part *leader.PartitionLanes, m *leader.Model,
+func (s *State) profileOf(member *leader.Member, part *leader.PartitionLanes, m *leader.HeldModel,
 	shown *profiles.ProfileErrors) profile {
 	var key profiles.Key
 	if held := member.Model(m.ModelID); held != nil {

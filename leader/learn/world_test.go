@@ -52,7 +52,7 @@ func member(name names.AgentName, typ names.LaneType, checksum string,
 	holds ...leader.ModelID) *leader.Member {
 	out := &leader.Member{Name: name, Type: typ, OwnType: typ.Own(name), Lanes: 1}
 	for _, id := range holds {
-		out.Models = append(out.Models, leader.Model{
+		out.Models = append(out.Models, leader.HeldModel{
 			ModelID: id, QoSTarget: target, Share: 0.99, Largest: largest,
 			Profile: profiles.Key{
 				Model: id.Name, Version: id.Version, Checksum: checksum,
@@ -74,7 +74,7 @@ func (w *world) are(members ...*leader.Member) {
 
 // poolIs tells of the members there are, and of all models that there were.
 func (w *world) poolIs() {
-	models := map[leader.ModelID]leader.Model{}
+	models := map[leader.ModelID]leader.HeldModel{}
 	for _, x := range w.State.pool.Models {
 		models[x.ModelID] = x
 	}
@@ -88,7 +88,7 @@ func (w *world) poolIs() {
 		}
 		p.Members = append(p.Members, x)
 	}
-	p.Models = slices.SortedFunc(maps.Values(models), func(a, b leader.Model) int {
+	p.Models = slices.SortedFunc(maps.Values(models), func(a, b leader.HeldModel) int {
 		return cmp.Compare(a.Key(), b.Key())
 	})
 	w.seen.Pool = p
@@ -138,7 +138,7 @@ func (w *world) forget() string {
 		}
 	}
 	pool := *w.pool
-	pool.Models = slices.DeleteFunc(slices.Clone(pool.Models), func(x leader.Model) bool {
+	pool.Models = slices.DeleteFunc(slices.Clone(pool.Models), func(x leader.HeldModel) bool {
 		return slices.Contains(models, x.ModelID)
 	})
 	if len(models) > 0 {

@@ -39,8 +39,8 @@ func (v View) Waiting() iter.Seq[WaitingQuery] {
 	}
 }
 
-// Lanes iterates over the usable lanes, the fastest types first.
-func (v View) Lanes() iter.Seq[UsableLane] {
+// UsableLanes iterates over the usable lanes, the fastest types first.
+func (v View) UsableLanes() iter.Seq[UsableLane] {
 	return func(yield func(UsableLane) bool) {
 		for _, l := range v.s.lanes {
 			if l.isUsable() && !yield(UsableLane{l}) {
@@ -116,8 +116,8 @@ func (u UsableLane) MeanLatency(q WaitingQuery, start time.Duration) time.Durati
 	return fromMs(latency)
 }
 
-// Coefficient is the type's heterogeneity coefficient C_j (KAIROS, Definition 1), in (0, 1], for the
-// variant whose latency [UsableLane.Latency] returns. The lane must serve the query.
+// Coefficient is the type's heterogeneity coefficient C_j (KAIROS, Definition 1), in (0, 1], for
+// the variant whose latency [UsableLane.Latency] returns. The lane must serve the query.
 func (u UsableLane) Coefficient(q WaitingQuery, start time.Duration) float64 {
 	model, _ := u.l.inTime(q.q, u.l.m.remainingTime(q.q)-toMs(start))
 	return u.l.typ.coefficient[model]

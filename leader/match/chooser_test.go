@@ -16,7 +16,7 @@ type byTurn struct {
 
 func (p *byTurn) QueryArrived(v View, q WaitingQuery) {
 	var lanes []UsableLane
-	for l := range v.Lanes() {
+	for l := range v.UsableLanes() {
 		lanes = append(lanes, l)
 	}
 	if len(lanes) == 0 {
@@ -27,7 +27,7 @@ func (p *byTurn) QueryArrived(v View, q WaitingQuery) {
 }
 
 func (p *byTurn) Choose(v View) {
-	for l := range v.Lanes() {
+	for l := range v.UsableLanes() {
 		for q := range l.Queued() {
 			took, ok := l.Latency(q, l.Start())
 			if !ok || took <= 0 || q.Asked() != "m" || q.QoSTarget() != 100*time.Millisecond ||
@@ -104,7 +104,7 @@ type drawnQueues struct{}
 
 func (drawnQueues) QueryArrived(v View, q WaitingQuery) {
 	var serve, last []UsableLane // those that serve it, and of these those that end after it does
-	for l := range v.Lanes() {
+	for l := range v.UsableLanes() {
 		if l.Serves(q) {
 			serve = append(serve, l)
 		}
@@ -121,7 +121,7 @@ func (drawnQueues) QueryArrived(v View, q WaitingQuery) {
 }
 
 func (drawnQueues) Choose(v View) {
-	for l := range v.Lanes() {
+	for l := range v.UsableLanes() {
 		for q := range l.Queued() {
 			if !l.IsOpen() {
 				break

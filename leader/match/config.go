@@ -58,8 +58,8 @@ func (m *Model) validate() error {
 	return errors.Join(errs...)
 }
 
-// MaxBatchSize bounds [Model.LargestBatchSize], because a [Table] has an entry for every batch
-// size.
+// MaxBatchSize bounds [Model.LargestBatchSize], because a [LatencyTable] has an entry for every
+// batch size.
 const MaxBatchSize = 1 << 16
 
 // A Config says how a matcher decides.

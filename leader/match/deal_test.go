@@ -23,7 +23,7 @@ type changingFleet struct {
 
 	next     LaneID
 	models   map[names.ModelKey]Event // the last ModelChanged of each
-	profiles map[names.TableKey]*Table
+	profiles map[names.TableKey]*LatencyTable
 }
 
 func (f *changingFleet) step(m *Matcher, e Event) {
@@ -91,7 +91,7 @@ func (f *changingFleet) change(types []names.LaneType, mostJoin int) {
 		key := names.TableKey{
 			Model: rapid.SampledFrom(all).Draw(t, "model"), Type: typ(),
 		}
-		var table *Table
+		var table *LatencyTable
 		if speed := rapid.IntRange(0, 4).Draw(t, "speed"); speed > 0 {
 			var err error
 			if table, err = NewTable(stairs{1000 * speed, 1000 * speed}, 100); err != nil {
@@ -247,7 +247,7 @@ func TestDealing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		cfg := Config{ShardLanes: rapid.SampledFrom([]int{0, 2, 3, 5}).Draw(t, "shard lanes")}
 		f := &changingFleet{
-			t: t, models: map[names.ModelKey]Event{}, profiles: map[names.TableKey]*Table{},
+			t: t, models: map[names.ModelKey]Event{}, profiles: map[names.TableKey]*LatencyTable{},
 		}
 		n := rapid.IntRange(1, 9).Draw(t, "models")
 		for i := range n {

@@ -132,7 +132,7 @@ type Event struct {
 
 	// Table is the latency of Model on Type; nil means that it is unknown again. The matcher keeps
 	// it: the caller must not change it afterwards.
-	Table *Table
+	Table *LatencyTable
 	// More says that another ProfileChanged follows at once, so that the matcher takes all in
 	// together, with the last one or with the next event of another kind.
 	More bool

@@ -196,7 +196,7 @@ func (q *query) allowsModel(model int) bool {
 
 // latencyTable returns the latencies of a model on l, nil if l does not hold it or they are
 // unknown.
-func (l *laneSpec) latencyTable(model int) *Table {
+func (l *laneSpec) latencyTable(model int) *LatencyTable {
 	if l.holds[model] {
 		return l.typ.tables[model]
 	}
@@ -205,7 +205,7 @@ func (l *laneSpec) latencyTable(model int) *Table {
 
 // fastestVariant returns the variant that takes the least time for q on l, and its latencies; -1
 // and nil if l serves none.
-func (l *laneSpec) fastestVariant(q *query) (model int, t *Table) {
+func (l *laneSpec) fastestVariant(q *query) (model int, t *LatencyTable) {
 	model = -1
 	for _, v := range q.allowedVariants() {
 		if tab := l.latencyTable(v.model); tab != nil && (t == nil ||

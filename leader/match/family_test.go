@@ -56,7 +56,7 @@ func (f *fixture) profile(model int, typ names.LaneType, ms float64) {
 }
 
 // tableOf is a table of stairs.
-func tableOf(base, step int) *Table {
+func tableOf(base, step int) *LatencyTable {
 	table, err := NewTable(stairs{base: base, step: step}, 100)
 	if err != nil {
 		panic(err)

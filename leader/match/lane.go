@@ -194,10 +194,12 @@ func (l *lane) start() float64 { return max(l.m.ahead, l.freeAt-l.m.now) }
 
 // outlastsRun reports whether a query that l is given next, and that takes so long there, would
 // very likely end before l does; false if t is nil.
-func (l *lane) outlastsRun(t *Table, batch int) bool { return l.lastsFrom(l.start(), t, batch) }
+func (l *lane) outlastsRun(t *LatencyTable, batch int) bool {
+	return l.lastsFrom(l.start(), t, batch)
+}
 
 // lastsFrom is outlastsRun for a query that starts at l in start ms.
-func (l *lane) lastsFrom(start float64, t *Table, batch int) bool {
+func (l *lane) lastsFrom(start float64, t *LatencyTable, batch int) bool {
 	return t != nil && (math.IsInf(l.ends, 1) || l.m.now+start+t.tail[batch] <= l.ends)
 }
 

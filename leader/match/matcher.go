@@ -58,18 +58,18 @@ type Matcher struct {
 // An instanceType is an instance type with what the matcher knows about it.
 type instanceType struct {
 	name   names.LaneType
-	tables []*Table // by model; nil: unknown
+	tables []*LatencyTable // by model; nil: unknown
 	// doubtful says, by model, whether the table was learned from hardly any queries.
 	doubtful []bool
 	// coefficient is, by model, the heterogeneity coefficient C_j (KAIROS, Definition 1); 0 if the
 	// latency is unknown.
 	coefficient []float64
-	base        bool     // it meets every model's QoS target at the largest batch size
-	lanes       []int    // by model: the number of usable lanes that hold it
-	served      []*Table // by model; nil if the latency is unknown or there is no such lane
-	all         int      // the number of its lanes
-	known       int      // the number of its tables
-	stale       bool     // base and slowness are of before
+	base        bool            // it meets every model's QoS target at the largest batch size
+	lanes       []int           // by model: the number of usable lanes that hold it
+	served      []*LatencyTable // by model; nil if the latency is unknown or there is no such lane
+	all         int             // the number of its lanes
+	known       int             // the number of its tables
+	stale       bool            // base and slowness are of before
 	// rank is the type's place in the order of speed at the largest batch sizes; 0 is the fastest.
 	rank      int
 	slowness  float64
@@ -80,9 +80,10 @@ type instanceType struct {
 }
 
 func newInstanceType(name names.LaneType, models int) *instanceType {
-	return &instanceType{name: name, tables: make([]*Table, models), doubtful: make([]bool, models),
+	return &instanceType{name: name, tables: make([]*LatencyTable, models), doubtful: make([]bool,
+		models),
 		coefficient: make([]float64, models), lanes: make([]int, models),
-		served: make([]*Table, models), lanePrice: unpriced, rank: -1, stale: true,
+		served: make([]*LatencyTable, models), lanePrice: unpriced, rank: -1, stale: true,
 		margins: make([]margin, models), isOwn: name.IsOwn()}
 }
 
@@ -911,7 +912,7 @@ func (m *Matcher) instanceType(name names.LaneType) *instanceType {
 }
 
 // setTable sets what is known of a model on a type; nil means nothing.
-func (m *Matcher) setTable(t *instanceType, model int, table *Table) {
+func (m *Matcher) setTable(t *instanceType, model int, table *LatencyTable) {
 	if t.tables[model] != nil {
 		t.known--
 	}

@@ -85,7 +85,8 @@ func NewPricedLanes(models []Model, seed uint64) (*PricedLanes, error) {
 }
 
 // SetProfile sets the latency of a model on an instance type; nil means unknown.
-func (p *PricedLanes) SetProfile(model names.ModelKey, laneType names.LaneType, t *Table) error {
+func (p *PricedLanes) SetProfile(model names.ModelKey, laneType names.LaneType,
+	t *LatencyTable) error {
 	i, ok := p.byName[model]
 	if !ok {
 		return fmt.Errorf("profile of model %q on %s: no such model is configured", model,

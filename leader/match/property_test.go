@@ -708,7 +708,7 @@ func play(t *rapid.T, policy string, splits *atomic.Int64) {
 	}
 	r := newReferee(t, config)
 	r.splits = splits
-	table := func(model names.ModelKey, typ names.LaneType, percent int) *Table {
+	table := func(model names.ModelKey, typ names.LaneType, percent int) *LatencyTable {
 		tab, err := NewTable(stairs{200, speed[typ] * percent}, r.model(model).LargestBatchSize)
 		if err != nil {
 			t.Fatal(err)

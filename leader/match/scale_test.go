@@ -30,7 +30,7 @@ func scaleSet(i int) (all []names.ModelKey) {
 	return all
 }
 
-func scaleTable(tb testing.TB, model, typ int) *Table {
+func scaleTable(tb testing.TB, model, typ int) *LatencyTable {
 	tab, err := NewTable(stairs{1000 + 20*model + 500*typ, 100 + 50*typ}, 200)
 	if err != nil {
 		tb.Fatal(err)

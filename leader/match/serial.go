@@ -242,7 +242,7 @@ func appendRounded(b []byte, key string, v time.Duration) []byte {
 }
 
 // Append appends the serial form of t.
-func (t *Table) Append(b []byte) []byte {
+func (t *LatencyTable) Append(b []byte) []byte {
 	for i := 1; i < len(t.mean); i++ {
 		if i+1 < len(t.mean) && t.mean[i] == t.mean[i+1] && t.safe[i] == t.safe[i+1] &&
 			t.tail[i] == t.tail[i+1] {
@@ -262,8 +262,8 @@ func (t *Table) Append(b []byte) []byte {
 }
 
 // ParseTable is the inverse of Append.
-func ParseTable(s string) (*Table, error) {
-	t := &Table{mean: []float64{0}, safe: []float64{0}, tail: []float64{0}}
+func ParseTable(s string) (*LatencyTable, error) {
+	t := &LatencyTable{mean: []float64{0}, safe: []float64{0}, tail: []float64{0}}
 	for run := range strings.SplitSeq(s, ",") {
 		last, latencies, _ := strings.Cut(run, ":")
 		mean, safe, ok := strings.Cut(latencies, "/")

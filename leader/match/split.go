@@ -305,6 +305,6 @@ func (h *horizon) carryOut(s *shard, q *query, c *splitPlan) {
 
 // largestWithin returns the largest batch size up to most whose 80 % quantile is at most ms; 0 if
 // there is none. It takes latencies to rise with the batch size.
-func (t *Table) largestWithin(ms float64, most int) int {
+func (t *LatencyTable) largestWithin(ms float64, most int) int {
 	return sort.Search(most, func(i int) bool { return t.safe[i+1] > ms })
 }

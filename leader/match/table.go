@@ -23,22 +23,23 @@ const safeQuantile = 0.8
 // tailQuantile is the quantile of latency from which it follows when a lane is overdue.
 const tailQuantile = 0.99
 
-// A Table is the latency of one model on one instance type, with an entry for every batch size. It
-// is immutable, so matchers may share it.
-type Table struct {
+// A LatencyTable is the latency of one model on one instance type, with an entry for every batch
+// size. It is immutable, so matchers may share it.
+type LatencyTable struct {
 	mean, safe, tail []float64 // ms, by batch size; [0] unused
 }
 
 // NewTable reads l at the batch sizes 1..largest. Every latency must be > 0; a quantile below the
 // mean counts as the mean. More items never take less time, so latencies that fall with the batch
 // size are in error, and the table has the nearest that do not ([profiles.Ascend]): else a matcher
-// would choose the batch sizes, of parts and merged runs above all, whose latency is told too short.
-func NewTable(l Latencies, largest int) (*Table, error) {
+// would choose the batch sizes, of parts and merged runs above all, whose latency is told too
+// short.
+func NewTable(l Latencies, largest int) (*LatencyTable, error) {
 	if largest < 1 || largest > MaxBatchSize {
 		return nil, fmt.Errorf("latency table: largest batch size is %d, want 1..%d", largest,
 			MaxBatchSize)
 	}
-	t := &Table{
+	t := &LatencyTable{
 		mean: make([]float64, largest+1), safe: make([]float64, largest+1),
 		tail: make([]float64, largest+1),
 	}
@@ -61,14 +62,14 @@ func NewTable(l Latencies, largest int) (*Table, error) {
 }
 
 // Largest returns the largest batch size of the table.
-func (t *Table) Largest() int { return len(t.mean) - 1 }
+func (t *LatencyTable) Largest() int { return len(t.mean) - 1 }
 
 // Mean returns the mean latency at a batch size in 1..Largest.
-func (t *Table) Mean(batchSize int) time.Duration { return fromMs(t.mean[batchSize]) }
+func (t *LatencyTable) Mean(batchSize int) time.Duration { return fromMs(t.mean[batchSize]) }
 
 // P80 returns the 80 % quantile of the latency at a batch size in 1..Largest,
 // or the mean where that is more.
-func (t *Table) P80(batchSize int) time.Duration { return fromMs(t.safe[batchSize]) }
+func (t *LatencyTable) P80(batchSize int) time.Duration { return fromMs(t.safe[batchSize]) }
 
 func toMs(d time.Duration) float64 { return float64(d) / 1e6 }
 

@@ -17,8 +17,8 @@ import (
 // An agent that gets another variant finishes what it has first, and then loads.
 type lanes struct {
 	*run
-	tables [][]*match.Table // by type and variant; nil: the type cannot run it
-	of     []*variantLane   // by agent, the lane that takes queries; nil: there is none
+	tables [][]*match.LatencyTable // by type and variant; nil: the type cannot run it
+	of     []*variantLane          // by agent, the lane that takes queries; nil: there is none
 	last   match.LaneID
 	tell   teller
 	ran    [][]ran // by type and variant
@@ -99,7 +99,7 @@ func (k known) Quantile(_ float64, n int) time.Duration { return k.Mean(n) }
 func newLanes(r *run, tell teller) (*lanes, error) {
 	s := &lanes{run: r, of: make([]*variantLane, len(r.state.Agents)), tell: tell}
 	for t := range r.Fleet.Types {
-		s.tables = append(s.tables, make([]*match.Table, len(r.Fleet.Variants)))
+		s.tables = append(s.tables, make([]*match.LatencyTable, len(r.Fleet.Variants)))
 		s.ran = append(s.ran, make([]ran, len(r.Fleet.Variants)))
 		for v := range r.Fleet.Variants {
 			if err := s.tabulate(t, v); err != nil {

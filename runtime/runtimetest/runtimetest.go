@@ -67,7 +67,7 @@ func OpenCard(t testing.TB, cfg runtime.Config) (card, cpu *runtime.ONNX) {
 	if cfg.LibraryPath == "" {
 		t.Skip("needs a card, and the path of ONNX Runtime's CUDA build in MUSTER_CUDA_LIB")
 	}
-	open := func(p runtime.Provider) *runtime.ONNX {
+	open := func(p runtime.ExecutionProvider) *runtime.ONNX {
 		cfg.Provider = p
 		o, err := runtime.OpenONNX(cfg)
 		if err != nil {

@@ -10,15 +10,15 @@ import (
 
 // The parameters of Prequal, which are those of the paper's baseline.
 const (
-	// mostPooled is how many answers a client keeps, m, if there are at least twice as many
+	// maxPooled is how many answers a client keeps, m, if there are at least twice as many
 	// servers.
-	mostPooled = 16
+	maxPooled = 16
 	// probeRate is how many probes a query brings, and removeRate how many answers it removes.
 	probeRate, removeRate = 3, 1
 	// reuseMargin is delta: by how much more answers are to arrive than be used up.
 	reuseMargin = 1.0
-	// leastPool is the number of answers below which a server is drawn at random.
-	leastPool = 2
+	// minPool is the number of answers below which a server is drawn at random.
+	minPool = 2
 	// oldest is the age at which an answer is dropped.
 	oldest = time.Second
 	// recentAnswers is how many answers the distribution of requests in flight is taken from. The
@@ -59,7 +59,7 @@ type pooledAnswer struct {
 // how often an answer may be used has no result, and less is served.
 func NewPrequal(servers int, seed uint64) *Prequal {
 	return &Prequal{
-		servers: servers, size: min(mostPooled, max(leastPool, servers/2)),
+		servers: servers, size: min(maxPooled, max(minPool, servers/2)),
 		rng: rand.New(rand.NewPCG(seed, 3)),
 	}
 }
@@ -69,7 +69,7 @@ func NewPrequal(servers int, seed uint64) *Prequal {
 func (p *Prequal) Pick(now time.Duration) (server int, probes []int) {
 	p.pool = slices.DeleteFunc(p.pool, func(a pooledAnswer) bool { return now-a.at >= oldest })
 	server = p.rng.IntN(p.servers)
-	if len(p.pool) >= leastPool {
+	if len(p.pool) >= minPool {
 		best, _ := p.rank()
 		a := &p.pool[best]
 		server = a.server

@@ -61,7 +61,7 @@ func (*edf) QueryArrived(match.View, match.WaitingQuery) {}
 func (e *edf) Choose(v match.View) {
 	e.waiting, e.lanes = e.waiting[:0], e.lanes[:0]
 	open := 0
-	for l := range v.Lanes() {
+	for l := range v.UsableLanes() {
 		e.lanes = append(e.lanes, laneSchedule{l, l.Start(), l.IsOpen()})
 		if l.IsOpen() {
 			open++
@@ -136,7 +136,7 @@ func (p *arrivalQueues) QueryArrived(v match.View, q match.WaitingQuery) {
 // collectLanes sets among to the lanes that may have a query, and reports whether there are any.
 func (p *arrivalQueues) collectLanes(v match.View, may func(match.UsableLane) bool) bool {
 	p.among = p.among[:0]
-	for l := range v.Lanes() {
+	for l := range v.UsableLanes() {
 		if may(l) {
 			p.among = append(p.among, l)
 		}
@@ -146,7 +146,7 @@ func (p *arrivalQueues) collectLanes(v match.View, may func(match.UsableLane) bo
 
 // Choose implements [match.Chooser].
 func (p *arrivalQueues) Choose(v match.View) {
-	for l := range v.Lanes() {
+	for l := range v.UsableLanes() {
 		for q := range l.Queued() {
 			if !l.IsOpen() {
 				break

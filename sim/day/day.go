@@ -239,7 +239,7 @@ func (c *Config) places(fixed map[rent.Kind]int) (pool sim.Pool) {
 }
 
 // firstHolds has the kept machines hold what fits, each from another model on; others begin empty.
-func (c *Config) firstHolds(fits int) (all []sim.Holding) {
+func (c *Config) firstHolds(fits int) (all []sim.HeldModels) {
 	var models []string
 	for _, m := range c.Sim.Models {
 		for _, v := range m.Variants {
@@ -252,7 +252,7 @@ func (c *Config) firstHolds(fits int) (all []sim.Holding) {
 	next := 0
 	for _, in := range c.Kept {
 		for range in.Count {
-			h := sim.Holding{Type: in.Type, Count: 1}
+			h := sim.HeldModels{Type: in.Type, Count: 1}
 			for i := range min(fits, len(models)) {
 				h.Models = append(h.Models, models[(next+i)%len(models)])
 			}

@@ -13,7 +13,7 @@ type agent struct {
 	endpoint
 	f      *Fleet
 	index  int // also its lane's index
-	lane   *Lane
+	lane   *LaneConfig
 	freeAt time.Duration // when its lane ends the query that it runs
 	member *leader.Member
 	left   bool   // gossip has removed the agent as a member, and all members at the agent
@@ -34,7 +34,7 @@ type agent struct {
 	ended       []*call       // scratch: those of the run before
 	cancelled   *call         // the first of the run that nobody waits for any more
 	runs        int           // counts runs, and changes of their ends
-	query       Query         // scratch
+	query       ArrivingQuery // scratch
 	held        []*call       // the attempts at its lane
 	promises    []promise
 }

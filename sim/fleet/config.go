@@ -27,7 +27,7 @@ var epoch = time.Unix(0, 0).UTC()
 // Lanes.
 type Config struct {
 	Models []Model
-	Lanes  []Lane // one for each agent
+	Lanes  []LaneConfig // one for each agent
 	// Policy is one of match.Policies. NewChooser, if not nil, makes a policy from outside in its
 	// place.
 	Policy     string
@@ -72,10 +72,10 @@ type Config struct {
 	// it. Waits is called when a query begins or ends to wait for a lane, Split when it is
 	// split, which happens once at most. Finish is called with a query's outcome; by counts if it
 	// is served.
-	Service func(lane int, q *Query) time.Duration
+	Service func(lane int, q *ArrivingQuery) time.Duration
 	Split   func(sequence uint64)
 	// Luck, if not nil, gives a part of a query, counted from 1, random numbers of its own.
-	Luck   func(q *Query, part int)
+	Luck   func(q *ArrivingQuery, part int)
 	Waits  func(sequence uint64, waits bool)
 	Finish func(sequence uint64, o Outcome, by Answer)
 	// Acts, if not nil, is called with the present leader's actions that are for its learning loop.
@@ -83,8 +83,8 @@ type Config struct {
 	Acts func(a *leader.Action)
 	// Choose, if not nil, says to which lane a gateway that has no leader sends a query. Answered
 	// is then called when the answer comes.
-	Choose   func(gateway int, q *Query) (lane int)
-	Answered func(gateway int, q *Query, by Answer)
+	Choose   func(gateway int, q *ArrivingQuery) (lane int)
+	Answered func(gateway int, q *ArrivingQuery, by Answer)
 }
 
 // A Model is a model for which queries arrive.
@@ -116,8 +116,8 @@ func (c *Config) matchModels() (all []match.Model) {
 	return all
 }
 
-// A Lane runs queries, one at a time, or several as one where package merge says so.
-type Lane struct {
+// A LaneConfig runs queries, one at a time, or several as one where package merge says so.
+type LaneConfig struct {
 	Type names.LaneType
 	// Distance is how much longer than half a round trip a message from or to the lane's agent
 	// takes, such as one in another zone.
@@ -126,7 +126,7 @@ type Lane struct {
 	// same as a table; nil if the lane cannot run the model. Where leaders learn, they are what is
 	// assumed at first, and the fleet changes copies of them.
 	Known     []match.Latencies
-	Predicted []*match.Table
+	Predicted []*match.LatencyTable
 	// Holds are the models that the lane holds at first; nil: all that it can run.
 	Holds []int
 	// Absent says that the lane's agent is not there at first: [Fleet.Start] starts it.
@@ -144,8 +144,8 @@ type Lane struct {
 	Served int
 }
 
-// A Query is an arriving query.
-type Query struct {
+// A ArrivingQuery is an arriving query.
+type ArrivingQuery struct {
 	Sequence uint64 // its number in the run
 	Model    int    // its index in Config.Models
 	// Family, if it is not "", is the family that the query names: any of its models may answer.
@@ -164,10 +164,10 @@ type Query struct {
 }
 
 // Size is the batch size by which the query takes its time.
-func (q *Query) Size() int { return cmp.Or(q.Work, q.BatchSize) }
+func (q *ArrivingQuery) Size() int { return cmp.Or(q.Work, q.BatchSize) }
 
 // askedName is what a query asks for.
-func (c *Config) askedName(q *Query) names.ModelKey {
+func (c *Config) askedName(q *ArrivingQuery) names.ModelKey {
 	if q.Family != "" {
 		return q.Family
 	}

@@ -254,7 +254,7 @@ type Result struct {
 }
 
 // tallyOutcome counts a query's outcome in the results of the faults within Window of its arrival.
-func (f *Fleet) tallyOutcome(q *Query, onTime bool, o Outcome) {
+func (f *Fleet) tallyOutcome(q *ArrivingQuery, onTime bool, o Outcome) {
 	for i := range f.results {
 		r := &f.results[i]
 		var c *Count

@@ -157,8 +157,8 @@ func (f *Fleet) addAgents() {
 }
 
 // describeOn describes a model on a lane of a type.
-func (m *Model) describeOn(laneType names.LaneType) leader.Model {
-	return leader.Model{
+func (m *Model) describeOn(laneType names.LaneType) leader.HeldModel {
+	return leader.HeldModel{
 		ModelID: m.leaderID(), QoSTarget: m.QoSTarget, Share: m.Share,
 		Largest: m.LargestBatchSize, RejectLate: m.RejectLate,
 		Splits: m.Splits, Merge: string(m.Merge), Family: string(m.Family), Accuracy: m.Accuracy,
@@ -188,19 +188,19 @@ func (f *Fleet) fail(err error) {
 }
 
 // Arrive makes a query arrive now, at the gateway whose turn it is.
-func (f *Fleet) Arrive(q Query) {
+func (f *Fleet) Arrive(q ArrivingQuery) {
 	f.now = q.Arrival
 	f.open++
 	f.routeToGateway(q)
 }
 
 // ArriveLater makes a query arrive at its time of arrival, which is to come.
-func (f *Fleet) ArriveLater(q Query) {
+func (f *Fleet) ArriveLater(q ArrivingQuery) {
 	f.open++
 	f.do(q.Arrival, func() { f.routeToGateway(q) })
 }
 
-func (f *Fleet) routeToGateway(q Query) {
+func (f *Fleet) routeToGateway(q ArrivingQuery) {
 	f.gateways[q.Sequence%uint64(len(f.gateways))].takeQuery(q)
 }
 

@@ -37,7 +37,7 @@ func newTrial(t *testing.T, types []names.LaneType, takes map[names.LaneType]tim
 		}},
 		Policy: match.DefaultPolicy, Seed: 1, RTT: ms, Gateways: 2, GossipDelay: time.Second,
 		Probes: inquire.DefaultProbes,
-		Service: func(lane int, _ *Query) time.Duration {
+		Service: func(lane int, _ *ArrivingQuery) time.Duration {
 			return takes[types[lane]]
 		},
 		Waits: func(uint64, bool) {}, Split: func(uint64) {},
@@ -53,8 +53,9 @@ func newTrial(t *testing.T, types []names.LaneType, takes map[names.LaneType]tim
 		if err != nil {
 			t.Fatal(err)
 		}
-		x.cfg.Lanes = append(x.cfg.Lanes, Lane{
-			Type: typ, Known: []match.Latencies{flat(takes[typ])}, Predicted: []*match.Table{table},
+		x.cfg.Lanes = append(x.cfg.Lanes, LaneConfig{
+			Type: typ, Known: []match.Latencies{flat(takes[typ])},
+			Predicted: []*match.LatencyTable{table},
 		})
 	}
 	if change != nil {
@@ -75,7 +76,7 @@ func (x *trial) every(gap, end time.Duration) {
 	for at := time.Duration(0); at < end; at += gap {
 		x.until(at)
 		n++
-		x.Arrive(Query{Sequence: n, BatchSize: 1, Arrival: at})
+		x.Arrive(ArrivingQuery{Sequence: n, BatchSize: 1, Arrival: at})
 	}
 	x.until(Never)
 	for i := uint64(1); i <= n; i++ {
@@ -229,9 +230,9 @@ func TestCancel(t *testing.T) {
 	x := newTrial(t, []names.LaneType{"box"},
 		map[names.LaneType]time.Duration{"box": 50 * ms}, nil)
 	x.until(0)
-	x.Arrive(Query{Sequence: 1, BatchSize: 1, CancelAfter: 20 * ms})
-	x.Arrive(Query{Sequence: 2, BatchSize: 1, CancelAfter: 200 * ms})
-	x.ArriveLater(Query{Sequence: 3, BatchSize: 1, Arrival: time.Second})
+	x.Arrive(ArrivingQuery{Sequence: 1, BatchSize: 1, CancelAfter: 20 * ms})
+	x.Arrive(ArrivingQuery{Sequence: 2, BatchSize: 1, CancelAfter: 200 * ms})
+	x.ArriveLater(ArrivingQuery{Sequence: 3, BatchSize: 1, Arrival: time.Second})
 	x.until(Never)
 	first, second, third := x.outcomes[1], x.outcomes[2], x.outcomes[3]
 	if first.Outcome != Cancelled || first.at != 20*ms {
@@ -291,8 +292,8 @@ func TestDeadlines(t *testing.T) {
 			l.Known, l.Predicted = append(l.Known, l.Known[0]), append(l.Predicted, l.Predicted[0])
 		})
 	x.until(0)
-	x.Arrive(Query{Sequence: 1, Model: 0, BatchSize: 1})
-	x.Arrive(Query{Sequence: 2, Model: 1, BatchSize: 1})
+	x.Arrive(ArrivingQuery{Sequence: 1, Model: 0, BatchSize: 1})
+	x.Arrive(ArrivingQuery{Sequence: 2, Model: 1, BatchSize: 1})
 	x.until(Never)
 	if o := x.outcomes[1]; o.Outcome != Served {
 		t.Errorf("the query with 10 s has the outcome %d, want it served", o.Outcome)
@@ -303,8 +304,8 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
-// TestModelOfReturningAgent: a model that only an agent holds which a new leader does not know at first
-// is served when that agent is back.
+// TestModelOfReturningAgent: a model that only an agent holds which a new leader does not know at
+// first is served when that agent is back.
 func TestModelOfReturningAgent(t *testing.T) {
 	x := newTrial(t, boxes, map[names.LaneType]time.Duration{"box": 20 * ms}, func(c *Config) {
 		other := c.Models[0]
@@ -324,7 +325,7 @@ func TestModelOfReturningAgent(t *testing.T) {
 		}
 	})
 	x.until(9 * time.Second)
-	x.Arrive(Query{Sequence: 1, Model: 1, BatchSize: 1, Arrival: 9 * time.Second})
+	x.Arrive(ArrivingQuery{Sequence: 1, Model: 1, BatchSize: 1, Arrival: 9 * time.Second})
 	x.until(Never)
 	if o := x.outcomes[1]; o.Outcome != Served || o.at > 10*time.Second {
 		t.Errorf("got the outcome %d at %v, want it served at once", o.Outcome, o.at)
@@ -342,13 +343,13 @@ func TestHolds(t *testing.T) {
 				l.Known, l.Predicted = append(l.Known, nil), append(l.Predicted, nil)
 			} else {
 				l.Known = []match.Latencies{nil, l.Known[0]}
-				l.Predicted = []*match.Table{nil, l.Predicted[0]}
+				l.Predicted = []*match.LatencyTable{nil, l.Predicted[0]}
 			}
 		}
 	})
 	x.until(0)
-	x.Arrive(Query{Sequence: 1, Model: 0, BatchSize: 1})
-	x.Arrive(Query{Sequence: 2, Model: 1, BatchSize: 1})
+	x.Arrive(ArrivingQuery{Sequence: 1, Model: 0, BatchSize: 1})
+	x.Arrive(ArrivingQuery{Sequence: 2, Model: 1, BatchSize: 1})
 	x.until(Never)
 	first, second := x.outcomes[1], x.outcomes[2]
 	if first.Outcome != Served || first.lane != 0 || second.Outcome != Served || second.lane == 0 {

@@ -39,7 +39,7 @@ type gateway struct {
 
 // gatewayQuery is a query that the gateway owns, or a part of one: a Query with fewer rows.
 type gatewayQuery struct {
-	Query
+	ArrivingQuery
 	whole *gatewayQuery // the query of which it is a part; nil: it is no part
 	state queries.Query
 	waits int     // 1 while it waits for a lane; of a query that was split, how many parts wait
@@ -192,7 +192,7 @@ func (g *gateway) handleJoined(a *agent) {
 }
 
 // takeQuery takes a new query.
-func (g *gateway) takeQuery(new Query) {
+func (g *gateway) takeQuery(new ArrivingQuery) {
 	f := g.f
 	q := f.newQuery(new)
 	if d := f.cfg.deadlineOf(new.Model); d > 0 {
@@ -247,10 +247,10 @@ func (g *gateway) split(sequence uint64, rows []int) {
 	whole := split.Tag.(*gatewayQuery)
 	parts := make([]*queries.Query, len(rows))
 	for i, n := range rows {
-		part := &gatewayQuery{Query: whole.Query, whole: whole}
+		part := &gatewayQuery{ArrivingQuery: whole.ArrivingQuery, whole: whole}
 		part.BatchSize, part.Work = n, (whole.Work*n+whole.BatchSize-1)/whole.BatchSize
 		if g.f.cfg.Luck != nil {
-			g.f.cfg.Luck(&part.Query, i+1)
+			g.f.cfg.Luck(&part.ArrivingQuery, i+1)
 		}
 		part.state.Tag, parts[i] = part, &part.state
 	}
@@ -355,7 +355,8 @@ func (g *gateway) endQuery(q *gatewayQuery, err error) {
 	if o == Served {
 		by = q.by.toAnswer()
 	}
-	f.tallyOutcome(&q.Query, o == Served && f.now-q.Arrival <= f.cfg.Models[q.Model].QoSTarget, o)
+	f.tallyOutcome(&q.ArrivingQuery, o == Served &&
+		f.now-q.Arrival <= f.cfg.Models[q.Model].QoSTarget, o)
 	f.cfg.Finish(q.Sequence, o, by)
 }
 
@@ -413,7 +414,7 @@ func (c *call) handleEnd(how attemptExit, remaining time.Duration) {
 	if how == answered && g.f.cfg.Answered != nil {
 		by := c.toAnswer()
 		by.Remaining = remaining
-		g.f.cfg.Answered(g.index, &q.Query, by)
+		g.f.cfg.Answered(g.index, &q.ArrivingQuery, by)
 	}
 	g.noteAttemptOver(c, how)
 	g.f.recycleCall(c)
@@ -585,7 +586,7 @@ func (g *gateway) submit(s *queries.Submit) leader.Event {
 	return leader.Event{
 		Kind: leader.Submitted, Gateway: g.id, Sequence: g.numberAtLeader(q.state.Sequence),
 		Attempt:   int(s.Attempts),
-		Model:     leader.ModelID{Name: string(g.f.cfg.askedName(&q.Query))},
+		Model:     leader.ModelID{Name: string(g.f.cfg.askedName(&q.ArrivingQuery))},
 		BatchSize: q.BatchSize,
 		Waited:    s.Waited, TimeLeft: s.TimeLeft, Agent: s.Agent, Splits: true,
 	}
@@ -691,7 +692,7 @@ func (g *gateway) beginInquiry(q *gatewayQuery) {
 	f := g.f
 	if f.cfg.Choose != nil {
 		began := f.readClock()
-		lane := f.cfg.Choose(g.index, &q.Query)
+		lane := f.cfg.Choose(g.index, &q.ArrivingQuery)
 		f.countStep(began)
 		g.send(q, lane, "")
 		return
@@ -708,7 +709,7 @@ func (g *gateway) beginInquiry(q *gatewayQuery) {
 		}
 	}
 	about := match.Inquiry{
-		Query: q.state.Sequence, Model: f.cfg.askedName(&q.Query), BatchSize: q.BatchSize,
+		Query: q.state.Sequence, Model: f.cfg.askedName(&q.ArrivingQuery), BatchSize: q.BatchSize,
 		Arrival: epoch.Add(q.Arrival),
 	}
 	for _, name := range q.state.Failed() {

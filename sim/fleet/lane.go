@@ -78,7 +78,7 @@ func (a *agent) sendAnswer(c *call, how attemptExit) {
 // tableEstimator predicts what a lane runs by what is assumed of it; the lane learns nothing by
 // itself.
 type tableEstimator struct {
-	of     *Lane
+	of     *LaneConfig
 	models map[names.ModelKey]int
 }
 
@@ -186,7 +186,7 @@ func (a *agent) takeAttempt(c *call) {
 // start starts attempts on the idle lane: c, or those of a run.
 func (a *agent) start(c *call, run *lane.Run) {
 	f, l, whole := a.f, a.lane, &a.query
-	*whole = c.of.Query
+	*whole = c.of.ArrivingQuery
 	whole.Model = c.model
 	a.running = a.running[:0]
 	if run == nil {

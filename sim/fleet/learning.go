@@ -76,7 +76,7 @@ func (f *Fleet) modelOf(key names.ModelKey) int {
 }
 
 // setKnown sets the known latency of a model on the lane.
-func (l *Lane) setKnown(model int, table *match.Table, known match.Latencies) {
+func (l *LaneConfig) setKnown(model int, table *match.LatencyTable, known match.Latencies) {
 	l.Predicted[model], l.Known[model] = table, known
 	if model < len(l.Kinds) && l.Kinds[model] != nil {
 		l.Kinds[model].Latency, l.Kinds[model].Largest = table, table.Largest()

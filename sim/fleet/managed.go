@@ -147,5 +147,5 @@ func (f *Fleet) Advise(a *leader.Advice) {
 func (a *agent) holdsModel(model int) bool {
 	id := a.f.cfg.Models[model].leaderID()
 	return slices.ContainsFunc(a.member.Models,
-		func(m leader.Model) bool { return m.ModelID == id })
+		func(m leader.HeldModel) bool { return m.ModelID == id })
 }

@@ -3,13 +3,13 @@ package fleet
 import "github.com/muster-serve/muster/client/queries"
 
 // newQuery returns a query that has arrived.
-func (f *Fleet) newQuery(of Query) *gatewayQuery {
+func (f *Fleet) newQuery(of ArrivingQuery) *gatewayQuery {
 	var q *gatewayQuery
 	if n := len(f.queries); n > 0 {
 		q, f.queries = f.queries[n-1], f.queries[:n-1]
-		*q = gatewayQuery{Query: of, calls: q.calls[:0]}
+		*q = gatewayQuery{ArrivingQuery: of, calls: q.calls[:0]}
 	} else {
-		q = &gatewayQuery{Query: of}
+		q = &gatewayQuery{ArrivingQuery: of}
 	}
 	q.state = queries.Query{Arrival: of.Arrival, Tag: q}
 	return q

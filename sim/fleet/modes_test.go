@@ -12,8 +12,8 @@ import (
 	"github.com/muster-serve/muster/leader/match"
 )
 
-// A modal is the latency of a machine with a usual mode, a lognormal around mean with a deviation of
-// a tenth, and a share of runs that take times as long.
+// A modal is the latency of a machine with a usual mode, a lognormal around mean with a deviation
+// of a tenth, and a share of runs that take times as long.
 type modal struct {
 	mean         time.Duration
 	share, times float64
@@ -67,7 +67,7 @@ func (m *modes) run(t *testing.T, seed uint64) {
 		}, Share: 0.99}},
 		Seed: seed, RTT: time.Millisecond, Gateways: 2, GossipDelay: time.Second,
 		Probes: inquire.DefaultProbes, Learns: m.learns, Faults: m.faults,
-		Service: func(_ int, q *Query) time.Duration {
+		Service: func(_ int, q *ArrivingQuery) time.Duration {
 			if m.freak > 0 && q.Sequence == uint64(m.freak) {
 				m.freak = -m.freak
 				return 100 * m.mean
@@ -77,8 +77,8 @@ func (m *modes) run(t *testing.T, seed uint64) {
 		Waits: func(uint64, bool) {}, Split: func(uint64) {},
 	}
 	for range lanes {
-		cfg.Lanes = append(cfg.Lanes, Lane{
-			Type: "box", Known: []match.Latencies{m.modal}, Predicted: []*match.Table{table},
+		cfg.Lanes = append(cfg.Lanes, LaneConfig{
+			Type: "box", Known: []match.Latencies{m.modal}, Predicted: []*match.LatencyTable{table},
 		})
 	}
 	rng := rand.New(rand.NewPCG(seed, 77))
@@ -104,7 +104,7 @@ func (m *modes) run(t *testing.T, seed uint64) {
 			t.Fatal(err)
 		}
 		arrived[uint64(i)] = at
-		m.f.Arrive(Query{
+		m.f.Arrive(ArrivingQuery{
 			Sequence: uint64(i), BatchSize: 1 + rng.IntN(10), Arrival: at,
 			Uniform: rng.Float64(), Noise: rng.NormFloat64(),
 		})
@@ -134,9 +134,9 @@ func (m *modes) elsewhere() (cutOff, hedged uint64) {
 	return cutOff, hedged
 }
 
-// TestSlowMode: where 5 % of the runs take 8 times as long, and that is in time, the leader learns so,
-// and does not have them begun again elsewhere. Those that it does before go on beside their second
-// attempts.
+// TestSlowMode: where 5 % of the runs take 8 times as long, and that is in time, the leader learns
+// so, and does not have them begun again elsewhere. Those that it does before go on beside their
+// second attempts.
 func TestSlowMode(t *testing.T) {
 	for _, mean := range []time.Duration{20 * ms, 100 * ms} {
 		for seed := range uint64(3) {
@@ -164,8 +164,8 @@ func TestSlowMode(t *testing.T) {
 	}
 }
 
-// TestFrozenAfterFreak: one run of 100 times as long does not keep the leader from noticing a machine
-// that has stopped: after the usual time and three times the 99 % quantile.
+// TestFrozenAfterFreak: one run of 100 times as long does not keep the leader from noticing a
+// machine that has stopped: after the usual time and three times the 99 % quantile.
 func TestFrozenAfterFreak(t *testing.T) {
 	for _, freak := range []int{0, 200} {
 		m := modes{

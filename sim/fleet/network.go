@@ -96,7 +96,7 @@ func (f *Fleet) deliverMessage(m *message) {
 // after earlier ones; in a fleet that is settled, queries that are late by jitter are overtaken.
 func (f *Fleet) isCalm() bool {
 	return len(f.cfg.Faults) == 0 && (f.cfg.Settled || f.cfg.Jitter == 0) &&
-		!slices.ContainsFunc(f.cfg.Lanes, func(l Lane) bool { return l.Distance != 0 })
+		!slices.ContainsFunc(f.cfg.Lanes, func(l LaneConfig) bool { return l.Distance != 0 })
 }
 
 // messageTime is how long a message takes.

@@ -104,7 +104,7 @@ func newReferee(t testing.TB, seed uint64, m *mutant) *referee {
 		},
 		Seed: seed, RTT: []time.Duration{0, ms, 5 * ms}[rng.IntN(3)], Gateways: 1 + rng.IntN(2),
 		GossipDelay: time.Second, Probes: inquire.DefaultProbes,
-		Service: func(lane int, q *Query) time.Duration {
+		Service: func(lane int, q *ArrivingQuery) time.Duration {
 			mean := latency[types[lane]].Mean(q.BatchSize)
 			return mean/2 + time.Duration(rng.Int64N(int64(mean)))
 		},
@@ -131,7 +131,7 @@ func newReferee(t testing.TB, seed uint64, m *mutant) *referee {
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := Lane{Type: typ}
+		l := LaneConfig{Type: typ}
 		for k := range r.cfg.Models {
 			if many && k%n == i {
 				l.Known, l.Predicted = append(l.Known, nil), append(l.Predicted, nil)
@@ -215,7 +215,7 @@ func (r *referee) run() {
 		time.Duration(r.rng.Int64N(int64(gap)*2)) {
 		r.until(at)
 		r.queries++
-		q := Query{Sequence: uint64(r.queries), BatchSize: 1 + r.rng.IntN(10), Arrival: at}
+		q := ArrivingQuery{Sequence: uint64(r.queries), BatchSize: 1 + r.rng.IntN(10), Arrival: at}
 		if n := len(r.cfg.Models); n > 1 {
 			q.Model = r.rng.IntN(n)
 		}

@@ -94,15 +94,15 @@ type Family struct {
 	Sizes     profiles.Distribution
 }
 
-// A Lane is an instance.
-type Lane struct {
+// A AgentLane is an instance.
+type AgentLane struct {
 	Agent names.AgentName
 	Type  names.LaneType
 	Holds []int // variants, at the start
 }
 
-// A Fleet is the simulated fleet. All that it is told happens at once.
-type Fleet interface {
+// A PlacementControl is the simulated fleet. All that it is told happens at once.
+type PlacementControl interface {
 	// Hold says that a lane holds these variants from now. What it has been given it runs still.
 	Hold(lane int, variants []int)
 	// Busy reports whether a lane runs or queues a query.
@@ -122,7 +122,7 @@ type Fleet interface {
 // A Planner decides the placement of one run.
 type Planner struct {
 	cfg      *Config
-	fleet    Fleet
+	fleet    PlacementControl
 	decider  Decider
 	term     uint64 // of the leader whose decider it is
 	memory   replan.Memory
@@ -152,7 +152,7 @@ type Planner struct {
 
 // A lane is an instance on its way.
 type lane struct {
-	Lane
+	AgentLane
 	held  []int
 	state replan.ChangeState
 	taken place.Stamp
@@ -184,8 +184,8 @@ func (v *Variant) Profile(t names.LaneType) profiles.Key {
 }
 
 // New returns the planner of a run. known are the latencies that are known at the start.
-func New(cfg *Config, variants []Variant, families []Family, lanes []Lane,
-	known map[names.TableKey]match.Latencies, its Fleet) (*Planner, error) {
+func New(cfg *Config, variants []Variant, families []Family, lanes []AgentLane,
+	known map[names.TableKey]match.Latencies, its PlacementControl) (*Planner, error) {
 	p := &Planner{
 		cfg: cfg, fleet: its, variants: variants, families: families,
 		model: map[names.ModelKey]int{}, expected: map[names.TableKey]bool{},
@@ -222,7 +222,7 @@ func New(cfg *Config, variants []Variant, families []Family, lanes []Lane,
 		})
 	}
 	for _, l := range lanes {
-		p.lanes = append(p.lanes, lane{Lane: l, held: l.Holds})
+		p.lanes = append(p.lanes, lane{AgentLane: l, held: l.Holds})
 		p.snapshot.Agents = append(p.snapshot.Agents, replan.Agent{
 			Name: l.Agent, Type: l.Type, Lanes: 1, Memory: int64(cmp.Or(cfg.Fits, 2)),
 			Available: all,

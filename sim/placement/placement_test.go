@@ -38,28 +38,30 @@ func TestExpects(t *testing.T) {
 	known := map[names.TableKey]match.Latencies{}
 	for i := range variants {
 		for _, typ := range []names.LaneType{"x", "y"} {
-			known[names.TableKey{Model: variants[i].Key(), Type: typ}] = constant(10 * time.Millisecond)
+			known[names.TableKey{Model: variants[i].Key(),
+				Type: typ}] = constant(10 * time.Millisecond)
 		}
 	}
 	p, err := New(&Config{}, variants, []Family{{Name: "f", QoSTarget: time.Second}},
-		[]Lane{{Agent: "a", Type: "x", Holds: []int{0}}}, known, still{})
+		[]AgentLane{{Agent: "a", Type: "x", Holds: []int{0}}}, known, still{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	id := leader.ModelID{Name: "large", Version: 1}
 	m := &leader.Member{Name: "a", Type: "x", OwnType: names.LaneType("x").Own("a"), Lanes: 1}
-	held := leader.Model{
+	held := leader.HeldModel{
 		ModelID: id, Family: "f", QoSTarget: time.Second, Share: .99, Largest: 10,
 		Profile: variants[0].Profile("x"),
 	}
-	m.Models = []leader.Model{held}
+	m.Models = []leader.HeldModel{held}
 	p.Acts(0, &leader.Action{Kind: leader.PoolChanged, Pool: &leader.Pool{
 		Members: []leader.PoolMember{{Member: m, Holds: []leader.ModelID{id}}},
-		Models:  []leader.Model{held},
+		Models:  []leader.HeldModel{held},
 	}})
 	for range 100 {
 		p.Acts(0, &leader.Action{
-			Kind: leader.Observed, Member: m, Model: id, BatchSize: 5, Duration: 15 * time.Millisecond,
+			Kind: leader.Observed, Member: m, Model: id, BatchSize: 5,
+			Duration: 15 * time.Millisecond,
 		})
 	}
 	if _, err := p.Wake(time.Second); err != nil {

@@ -147,7 +147,7 @@ type execution struct {
 
 // An arrival is a query without an outcome, or one try of it.
 type arrival struct {
-	fleet.Query
+	fleet.ArrivingQuery
 	first   time.Duration // when its first try began
 	tries   int           // so far
 	cancels bool          // its client does not wait for ever
@@ -213,7 +213,7 @@ func (e *execution) runArrivals(ctx context.Context, rate float64, queries int,
 			return 0, err
 		}
 		a := arrival{
-			Query: fleet.Query{
+			ArrivingQuery: fleet.ArrivingQuery{
 				Model: index[q.Model], BatchSize: q.BatchSize, Arrival: q.At,
 				Uniform: uniforms.Float64(),
 			},
@@ -237,7 +237,7 @@ func (e *execution) runArrivals(ctx context.Context, rate float64, queries int,
 }
 
 // beginTry notes a try of a query, and returns it.
-func (e *execution) beginTry(a *arrival) fleet.Query {
+func (e *execution) beginTry(a *arrival) fleet.ArrivingQuery {
 	e.sequence++
 	a.Sequence = e.sequence
 	a.tries++
@@ -245,7 +245,7 @@ func (e *execution) beginTry(a *arrival) fleet.Query {
 		a.CancelAfter = scaleDuration(e.r.Models[a.Model].QoSTarget, e.r.CancelAfter)
 	}
 	e.open[a.Sequence] = *a
-	return a.Query
+	return a.ArrivingQuery
 }
 
 // In a fleet of more than manyLanes only the first candidates agents may lead: the election of a
@@ -291,7 +291,7 @@ func (e *execution) fleetConfig(p *Policy, seed uint64) (*fleet.Config, error) {
 			},
 		})
 	}
-	tables := map[[2]string]*match.Table{} // by model and type
+	tables := map[[2]string]*match.LatencyTable{} // by model and type
 	for i := range r.Lanes {
 		l := &r.Lanes[i]
 		for range l.Count {
@@ -306,12 +306,13 @@ func (e *execution) fleetConfig(p *Policy, seed uint64) (*fleet.Config, error) {
 }
 
 // newLane describes a lane. It keeps tables for others.
-func (r *Regime) newLane(l *Lanes, tables map[[2]string]*match.Table) (fleet.Lane, error) {
-	lane := fleet.Lane{Type: names.LaneType(l.Type), Distance: l.Distance}
+func (r *Regime) newLane(l *Lanes, tables map[[2]string]*match.LatencyTable) (fleet.LaneConfig,
+	error) {
+	lane := fleet.LaneConfig{Type: names.LaneType(l.Type), Distance: l.Distance}
 	for i := range r.Models {
 		m := &r.Models[i]
 		var known match.Latencies
-		var table *match.Table
+		var table *match.LatencyTable
 		if l.holdModel(m) {
 			known = m.knownLatencies(l.Type)
 			key := [2]string{m.Name, l.Type}
@@ -334,7 +335,7 @@ func (r *Regime) newLane(l *Lanes, tables map[[2]string]*match.Table) (fleet.Lan
 }
 
 // serviceTime is how long a lane runs a query.
-func (e *execution) serviceTime(lane int, q *fleet.Query) time.Duration {
+func (e *execution) serviceTime(lane int, q *fleet.ArrivingQuery) time.Duration {
 	on := e.lanes[lane]
 	l := on.slowDown(e.r.Models[q.Model].Latencies[on.Type])
 	return max(1, l.Quantile(q.Uniform, q.BatchSize))

@@ -89,16 +89,16 @@ type Family struct {
 	Latencies map[profiles.InstanceType]plan.Latencies
 }
 
-// A Lane is a machine, or a place where one may be rented.
-type Lane struct {
+// A MachineSlot is a machine, or a place where one may be rented.
+type MachineSlot struct {
 	Agent names.AgentName
 	Type  profiles.InstanceType
 	// Kept: the machine is there from the start, and is not rented. Its agent may lead.
 	Kept bool
 }
 
-// A Fleet is the simulated fleet. Lanes are those that New got, by their indices.
-type Fleet interface {
+// A RentalControl is the simulated fleet. Lanes are those that New got, by their indices.
+type RentalControl interface {
 	Leader() uint64
 	Agent(lane int) fleet.AgentState
 	Start(lane int)

@@ -12,8 +12,8 @@ import (
 // A provider rents out machines.
 type provider struct {
 	cfg      *Config
-	fleet    Fleet
-	lanes    []Lane
+	fleet    RentalControl
+	lanes    []MachineSlot
 	used     []bool // by lane: a machine has it
 	machines []*rentedMachine
 	launched int
@@ -29,7 +29,7 @@ type rentedMachine struct {
 	ends     time.Duration // when the provider takes it; 0: it does not
 }
 
-func newProvider(cfg *Config, lanes []Lane, its Fleet) *provider {
+func newProvider(cfg *Config, lanes []MachineSlot, its RentalControl) *provider {
 	return &provider{
 		cfg: cfg, fleet: its, lanes: lanes, used: make([]bool, len(lanes)),
 		losses: rand.New(rand.NewPCG(cfg.Seed, 31)),

@@ -28,7 +28,7 @@ const (
 // A Rental rents for one run.
 type Rental struct {
 	cfg      *Config
-	fleet    Fleet
+	fleet    RentalControl
 	families []Family
 	*provider
 	noise *rand.Rand
@@ -64,7 +64,7 @@ type end struct {
 }
 
 // New returns what rents in a run, which begins with the warm-up.
-func New(cfg *Config, families []Family, lanes []Lane, its Fleet) *Rental {
+func New(cfg *Config, families []Family, lanes []MachineSlot, its RentalControl) *Rental {
 	return &Rental{
 		cfg: cfg, fleet: its, families: families, provider: newProvider(cfg, lanes, its),
 		noise: rand.New(rand.NewPCG(cfg.Seed, 32)), busy: make([]time.Duration, len(lanes)),

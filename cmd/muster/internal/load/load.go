@@ -134,7 +134,8 @@ func (l *Load) readInputs(stdin io.Reader) error {
 			model = l.loads[0].Model
 		}
 		if given := l.given[model]; given != nil && given.Recorded != nil {
-			return fmt.Errorf("input: %s has inputs for model %q; omit --input", l.Workload.Arrivals,
+			return fmt.Errorf("input: %s has inputs for model %q; omit --input",
+				l.Workload.Arrivals,
 				model)
 		} else if given != nil {
 			return fmt.Errorf("input: there are two files for model %q", model)
@@ -153,13 +154,13 @@ func (l *Load) readInputs(stdin io.Reader) error {
 
 // keepInputs keeps the inputs of a recorded query, if it has some. If one of a model's queries has,
 // all must.
-func (l *Load) keepInputs(path string, number int, q querytrace.Query) error {
+func (l *Load) keepInputs(path string, number int, q querytrace.TracedQuery) error {
 	given := l.given[q.Model]
 	if given == nil {
 		given = &bench.Given{}
 		l.given[q.Model] = given
 		if q.Inputs != nil {
-			given.Recorded = map[int]bench.Recorded{}
+			given.Recorded = map[int]bench.RecordedInputs{}
 		}
 	}
 	if (q.Inputs != nil) != (given.Recorded != nil) {
@@ -175,7 +176,7 @@ func (l *Load) keepInputs(path string, number int, q querytrace.Query) error {
 	if l.inputBytes > inputs.MaxBytes {
 		return fmt.Errorf("%s: inputs of more than %d bytes", path, int64(inputs.MaxBytes))
 	}
-	given.Recorded[number] = bench.Recorded{Rows: q.Rows, Inputs: q.Inputs}
+	given.Recorded[number] = bench.RecordedInputs{Rows: q.Rows, Inputs: q.Inputs}
 	return nil
 }
 
@@ -209,7 +210,7 @@ func (l *Load) readTrace(path string) error {
 	if o.Rate != 0 || o.Find {
 		return fmt.Errorf("arrivals: %s sets the rate; omit --rate and --find-throughput", path)
 	}
-	trace, err := OpenTrace(path, func(number int, q querytrace.Query) error {
+	trace, err := OpenTrace(path, func(number int, q querytrace.TracedQuery) error {
 		return l.keepInputs(path, number, q)
 	})
 	if err != nil {
@@ -229,7 +230,8 @@ func (l *Load) readTrace(path string) error {
 	}
 	for _, m := range trace.Models() {
 		if !slices.ContainsFunc(l.loads, func(o workload.Load) bool { return o.Model == m }) {
-			return fmt.Errorf("arrivals: %s has queries for model %q, which no --model names", path, m)
+			return fmt.Errorf("arrivals: %s has queries for model %q, which no --model names",
+				path, m)
 		}
 	}
 	return nil

@@ -40,10 +40,11 @@ func CheckArrivals(arrivals string) error {
 
 // OpenTrace reads the recorded queries at path. each is called with every one and its number, from
 // 1; nil calls nothing.
-func OpenTrace(path string, each func(number int, q querytrace.Query) error) (*workload.QueryTrace,
+func OpenTrace(path string,
+	each func(number int, q querytrace.TracedQuery) error) (*workload.QueryTrace,
 	error) {
 	trace := workload.NewQueryTrace(path)
-	return trace, querytrace.ReadFile(path, func(q querytrace.Query) error {
+	return trace, querytrace.ReadFile(path, func(q querytrace.TracedQuery) error {
 		trace.Add(workload.Query{At: q.At, Model: q.Model, BatchSize: q.Rows, Users: q.Users,
 			Values: q.Values, Deadline: q.Deadline})
 		if each == nil {

@@ -20,9 +20,9 @@ import (
 	"github.com/muster-serve/muster/sim"
 )
 
-// A Fleet compares a running fleet with the plan for it. It is part of a Report; numbers
+// A FleetComparison compares a running fleet with the plan for it. It is part of a Report; numbers
 // are rounded as there.
-type Fleet struct {
+type FleetComparison struct {
 	Leader   string         `json:"leader"`
 	Epoch    uint64         `json:"epoch"`
 	Demand   []liveDemand   `json:"demand"`
@@ -78,9 +78,10 @@ type FleetOptions struct {
 // ReadFleet reads the running fleet from what its leader reports: the models to plan for, with
 // their demand and the latencies known, and the instance types to choose from. live has the fields
 // that do not depend on a plan.
-func ReadFleet(reported *control.FleetDemand, o FleetOptions) (live *Fleet, models []sim.Model,
+func ReadFleet(reported *control.FleetDemand, o FleetOptions) (live *FleetComparison,
+	models []sim.Model,
 	prices []sim.Price, err error) {
-	live = &Fleet{
+	live = &FleetComparison{
 		Leader: reported.GetLeadership().GetLeader(), Epoch: reported.GetLeadership().GetEpoch(),
 		Counts: map[string]int{},
 	}
@@ -112,7 +113,7 @@ func ReadFleet(reported *control.FleetDemand, o FleetOptions) (live *Fleet, mode
 
 // noteHeld notes what the fleet can do at most if its agents hold different models, because a plan
 // is for instances that hold all.
-func (live *Fleet) noteHeld(fleet *control.FleetDemand, demand []*control.ModelDemand,
+func (live *FleetComparison) noteHeld(fleet *control.FleetDemand, demand []*control.ModelDemand,
 	models []sim.Model) error {
 	cfg, apart := &sim.Config{Models: models}, false
 	for _, typ := range slices.Sorted(maps.Keys(live.Counts)) {
@@ -122,7 +123,7 @@ func (live *Fleet) noteHeld(fleet *control.FleetDemand, demand []*control.ModelD
 		if m.GetDraining() {
 			continue
 		}
-		hold := sim.Holding{Type: m.GetInstanceType(), Count: 1, Models: []string{}}
+		hold := sim.HeldModels{Type: m.GetInstanceType(), Count: 1, Models: []string{}}
 		for i, d := range demand {
 			if slices.ContainsFunc(m.GetModels(), func(held *control.Model) bool {
 				return held.GetName() == d.GetModel() && held.GetVersion() == d.GetVersion()
@@ -131,7 +132,7 @@ func (live *Fleet) noteHeld(fleet *control.FleetDemand, demand []*control.ModelD
 			}
 		}
 		apart = apart || len(hold.Models) < len(models)
-		i := slices.IndexFunc(cfg.Holds, func(h sim.Holding) bool {
+		i := slices.IndexFunc(cfg.Holds, func(h sim.HeldModels) bool {
 			return h.Type == hold.Type && slices.Equal(h.Models, hold.Models)
 		})
 		if i < 0 {
@@ -154,7 +155,7 @@ func (live *Fleet) noteHeld(fleet *control.FleetDemand, demand []*control.ModelD
 }
 
 // Cost returns the price of the running fleet in $/hr.
-func (live *Fleet) Cost(prices []sim.Price) (sum float64) {
+func (live *FleetComparison) Cost(prices []sim.Price) (sum float64) {
 	for _, p := range prices {
 		sum += p.PriceUSDPerHour * float64(live.Counts[p.Type])
 	}
@@ -163,7 +164,7 @@ func (live *Fleet) Cost(prices []sim.Price) (sum float64) {
 
 // demandedModels returns the models to plan for: those of names, or all if names is empty. It
 // leaves out models with too few queries, and notes them. It is an error if none is left.
-func (live *Fleet) demandedModels(fleet *control.FleetDemand,
+func (live *FleetComparison) demandedModels(fleet *control.FleetDemand,
 	names []string) (demand []*control.ModelDemand, err error) {
 	there := map[string]bool{}
 	for _, m := range fleet.GetModels() {
@@ -209,7 +210,7 @@ func (live *Fleet) demandedModels(fleet *control.FleetDemand,
 
 // countAgents sets the Counts of the running fleet, and notes agents that the plan takes for
 // something simpler.
-func (live *Fleet) countAgents(fleet *control.FleetDemand) {
+func (live *FleetComparison) countAgents(fleet *control.FleetDemand) {
 	for _, m := range fleet.GetMembers() {
 		if m.GetDraining() {
 			continue
@@ -225,7 +226,7 @@ func (live *Fleet) countAgents(fleet *control.FleetDemand) {
 
 // chooseTypes returns the instance types to choose from: those asked for, or all on which every
 // model has a profile. The types of the running fleet must be among them.
-func (live *Fleet) chooseTypes(asked []string, prices map[string]float64,
+func (live *FleetComparison) chooseTypes(asked []string, prices map[string]float64,
 	demand []*control.ModelDemand, known lead.Tables) (types []sim.Price, err error) {
 	names := asked
 	if len(names) == 0 {
@@ -263,7 +264,7 @@ func (live *Fleet) chooseTypes(asked []string, prices map[string]float64,
 
 // modelOf makes the simulated model of a demand, with the latencies known for the types of prices,
 // and adds where these come from to live.Evidence.
-func (live *Fleet) modelOf(d *control.ModelDemand, prices []sim.Price, known lead.Tables,
+func (live *FleetComparison) modelOf(d *control.ModelDemand, prices []sim.Price, known lead.Tables,
 	rejectLate bool) (sim.Model, error) {
 	m := sim.Model{
 		Name: d.GetModel(), QoSTarget: time.Duration(d.GetQosTargetNs()), Weight: d.GetRate(),
@@ -297,7 +298,7 @@ func (live *Fleet) modelOf(d *control.ModelDemand, prices []sim.Price, known lea
 // Compare sets the fields of live that compare the running fleet with the best plan of r: what each
 // of them serves and costs, and which instances to rent and to release. It evaluates up to two
 // configurations.
-func (live *Fleet) Compare(ctx context.Context, p *Problem, r *plan.Result) error {
+func (live *FleetComparison) Compare(ctx context.Context, p *Problem, r *plan.Result) error {
 	throughput := live.throughputEvaluator(p, r)
 	of := func(c plan.Configuration) (liveCost, error) {
 		cost := liveCost{
@@ -346,7 +347,7 @@ func (live *Fleet) Compare(ctx context.Context, p *Problem, r *plan.Result) erro
 }
 
 // Running returns the running fleet as a configuration of the types of p.
-func (live *Fleet) Running(p *Problem) plan.Configuration {
+func (live *FleetComparison) Running(p *Problem) plan.Configuration {
 	c := make(plan.Configuration, len(p.Types))
 	for i, t := range p.Types {
 		c[i] = live.Counts[string(t.Name)]
@@ -356,7 +357,7 @@ func (live *Fleet) Running(p *Problem) plan.Configuration {
 
 // throughputEvaluator returns an evaluator of a configuration's allowable throughput. It takes the
 // value that the planner has found, or else evaluates in the planner's way.
-func (live *Fleet) throughputEvaluator(p *Problem, r *plan.Result) plan.EvaluatorFunc {
+func (live *FleetComparison) throughputEvaluator(p *Problem, r *plan.Result) plan.EvaluatorFunc {
 	simulation := *p.Simulation
 	simulation.Objective = plan.MostThroughput
 	bound, byBound := p.Evaluator.(plan.BoundEvaluator)
@@ -377,7 +378,8 @@ func (live *Fleet) throughputEvaluator(p *Problem, r *plan.Result) plan.Evaluato
 // keepsRunning reports whether the running fleet is better than the best plan. It is, if the plan
 // does not serve the demand, the fleet is within the budget, and the plan serves no more by
 // evaluation and by fluid limit.
-func (live *Fleet) keepsRunning(p *Problem, now plan.Configuration, best *plan.Plan) (bool, error) {
+func (live *FleetComparison) keepsRunning(p *Problem, now plan.Configuration,
+	best *plan.Plan) (bool, error) {
 	serves := live.Proposed.Throughput > 0
 	if p.Objective == plan.LeastCost && best.Evaluated {
 		serves = meetsTarget(p, best)
@@ -405,7 +407,7 @@ func meetsTarget(p *Problem, best *plan.Plan) bool {
 
 // noteDemand adds a note if the proposed configuration does not serve the demand. The note names
 // the cheapest configuration that would, by its fluid limit.
-func (live *Fleet) noteDemand(ctx context.Context, p *Problem, best *plan.Plan) {
+func (live *FleetComparison) noteDemand(ctx context.Context, p *Problem, best *plan.Plan) {
 	demand := p.Rate
 	if p.Objective == plan.MostThroughput {
 		for _, d := range live.Demand {
@@ -438,7 +440,7 @@ func (live *Fleet) noteDemand(ctx context.Context, p *Problem, best *plan.Plan) 
 
 // writeText writes the running fleet beside the proposed one, the demand, and where the latencies
 // come from.
-func (live *Fleet) writeText(b *strings.Builder) {
+func (live *FleetComparison) writeText(b *strings.Builder) {
 	fmt.Fprintf(b, "\nThe fleet led by %s, epoch %d:\n", live.Leader, live.Epoch)
 	t := tabwriter.NewWriter(b, 0, 0, 2, ' ', 0)
 	for _, row := range []struct {

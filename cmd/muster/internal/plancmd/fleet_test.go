@@ -57,7 +57,7 @@ func TestNeverAdvisesLess(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		live := &Fleet{
+		live := &FleetComparison{
 			Demand: []liveDemand{{Model: "m", Rate: 5000}}, Counts: map[string]int{"r5n.large": 2},
 		}
 		if err := live.Compare(t.Context(), p, r); err != nil {

@@ -27,8 +27,8 @@ this mean accuracy. Rates are planned for as a leader with
 "--model-control leader" plans for them, --place-headroom times as high. The first
 plan is simulated, unless --evaluator is bound.`
 
-// A Placed is a problem of instances and what they hold.
-type Placed struct {
+// A PlacementProblem is a problem of instances and what they hold.
+type PlacementProblem struct {
 	*plan.Problem
 	// Config has the families, and how to simulate a plan. Their names differ, and their variants'.
 	Config        *sim.Config
@@ -44,7 +44,7 @@ type Placed struct {
 }
 
 // open makes the fleet's problem.
-func (p *Placed) open() error {
+func (p *PlacementProblem) open() error {
 	of := *p.Problem
 	of.Objective, of.Models, of.Rate = plan.LeastCost, nil, 0
 	if err := of.Validate(); err != nil {
@@ -102,7 +102,7 @@ func (p *Placed) open() error {
 }
 
 // Plan plans, and simulates the best plan if it is to.
-func (p *Placed) Plan(ctx context.Context, top int, simulate bool,
+func (p *PlacementProblem) Plan(ctx context.Context, top int, simulate bool,
 	progress func(string)) (*PlacedReport, error) {
 	if err := p.open(); err != nil {
 		return nil, fmt.Errorf("plan: %w", err)
@@ -114,14 +114,16 @@ func (p *Placed) Plan(ctx context.Context, top int, simulate bool,
 	}
 	first := plans[0] // the empty fleet is within all limits
 	r := &PlacedReport{
-		Objective: "maximum share served, then maximum accuracy", Source: p.Source, Budget: p.Budget,
-		Rate: p.Rate, Headroom: p.Headroom, LeastAccuracy: p.LeastAccuracy,
+		Objective: "maximum share served, then maximum accuracy", Source: p.Source,
+		Budget: p.Budget,
+		Rate:   p.Rate, Headroom: p.Headroom, LeastAccuracy: p.LeastAccuracy,
 		Met:   first.Served > 1-1e-6 && first.Accuracy >= p.LeastAccuracy-1e-6,
 		Plans: []placedFleet{},
 	}
 	p.setBounds(r, first)
 	if m := first.Margin; m != nil {
-		r.Margin = &margin{Queries: map[string]float64{}, Point: roundTo6(m.AccuracyUSDPerHour / 100)}
+		r.Margin = &margin{Queries: map[string]float64{},
+			Point: roundTo6(m.AccuracyUSDPerHour / 100)}
 		for f, price := range m.QueriesUSDPerMillion {
 			r.Margin.Queries[p.fleet.Families[f].Name] = roundTo6(price)
 		}
@@ -154,7 +156,7 @@ func (p *Placed) Plan(ctx context.Context, top int, simulate bool,
 }
 
 // setBounds says what no fleet exceeds, and how sure the first plan is the best.
-func (p *Placed) setBounds(r *PlacedReport, first *fleetplan.Plan) {
+func (p *PlacementProblem) setBounds(r *PlacedReport, first *fleetplan.Plan) {
 	if p.LeastAccuracy > 0 && r.Met {
 		r.BoundPrice = roundTo6(first.MinCostUSDPerHour)
 		if first.MinCostUSDPerHour < first.CostUSDPerHour*(1-tolerance) {
@@ -178,7 +180,7 @@ func (p *Placed) setBounds(r *PlacedReport, first *fleetplan.Plan) {
 const tolerance = 2e-4
 
 // fleetOf is a plan for people.
-func (p *Placed) fleetOf(from *fleetplan.Plan) placedFleet {
+func (p *PlacementProblem) fleetOf(from *fleetplan.Plan) placedFleet {
 	f := placedFleet{
 		Configuration: map[string]int{}, Price: roundTo6(from.CostUSDPerHour),
 		Served: roundTo6(from.Served), Accuracy: roundTo6(from.Accuracy), Holds: []heldLayout{},
@@ -225,7 +227,7 @@ func (p *Placed) fleetOf(from *fleetplan.Plan) placedFleet {
 }
 
 // addNotes says what falls short.
-func (p *Placed) addNotes(r *PlacedReport) {
+func (p *PlacementProblem) addNotes(r *PlacedReport) {
 	first := &r.Plans[0]
 	if p.LeastAccuracy > 0 && !r.Met {
 		r.Notes = append(r.Notes,
@@ -242,7 +244,7 @@ func (p *Placed) addNotes(r *PlacedReport) {
 }
 
 // simulateFleet simulates a fleet that holds what it is to hold, at the rate without headroom.
-func (p *Placed) simulateFleet(ctx context.Context, f *placedFleet) error {
+func (p *PlacementProblem) simulateFleet(ctx context.Context, f *placedFleet) error {
 	cfg := *p.Config
 	cfg.Rate, cfg.Pool, cfg.Holds = p.Rate, nil, nil
 	for _, t := range p.Types {
@@ -251,7 +253,8 @@ func (p *Placed) simulateFleet(ctx context.Context, f *placedFleet) error {
 		}
 	}
 	for _, h := range f.Holds {
-		cfg.Holds = append(cfg.Holds, sim.Holding{Type: h.Type, Count: h.Count, Models: h.Models})
+		cfg.Holds = append(cfg.Holds, sim.HeldModels{Type: h.Type, Count: h.Count,
+			Models: h.Models})
 	}
 	report, err := sim.RunSeeds(ctx, &cfg, p.Seeds, func(int) {})
 	if err != nil {

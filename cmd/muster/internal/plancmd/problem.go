@@ -25,7 +25,7 @@ type Problem struct {
 	// Described is the evaluator in words, such as "looked up"; Source is where its latencies come
 	// from.
 	Described, Source string
-	Live              *Fleet // nil without --live
+	Live              *FleetComparison // nil without --live
 }
 
 // ProfiledTypes returns the instance types on which all models have profiles, those of the papers'

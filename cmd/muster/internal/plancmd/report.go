@@ -32,7 +32,7 @@ type Report struct {
 	Notes       []string         `json:"notes,omitempty"`
 	Doubt       string           `json:"doubt,omitempty"`
 	Interrupted bool             `json:"interrupted,omitempty"` // the plans are those found by then
-	Live        *Fleet           `json:"live,omitempty"`
+	Live        *FleetComparison `json:"live,omitempty"`
 
 	// With --runs, Trials is how many evaluations the runs needed to find the best configuration.
 	// The fields above are then of the first run.

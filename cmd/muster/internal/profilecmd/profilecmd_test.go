@@ -182,7 +182,7 @@ func TestRecorded(t *testing.T) {
 	w := querytrace.NewWriter(&text)
 	r := rand.New(rand.NewPCG(1, 0))
 	for i := range 60 {
-		q := querytrace.Query{Model: "ncf", Rows: 1 + i%64, Users: 1}
+		q := querytrace.TracedQuery{Model: "ncf", Rows: 1 + i%64, Users: 1}
 		if q.Inputs, err = runtime.RandomInputs(r, v, q.Rows); err != nil {
 			t.Fatal(err)
 		}

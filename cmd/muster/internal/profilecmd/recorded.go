@@ -23,11 +23,11 @@ import (
 // than machines differ.
 const maxRecorded = 5000
 
-// A recorded is the queries of one model, and their runs.
-type recorded struct {
+// A recordedRuns is the queries of one model, and their runs.
+type recordedRuns struct {
 	version *models.Version
 	model   runtime.Model
-	queries []querytrace.Query
+	queries []querytrace.TracedQuery
 	took    [][]time.Duration // by query, a run in each round
 }
 
@@ -40,7 +40,8 @@ func (o *options) measureRecorded(ctx context.Context, names []string, out,
 		return err
 	}
 	x, err := runtime.OpenONNX(runtime.Config{
-		LibraryPath: o.library, Provider: runtime.Provider(o.provider), GPU: o.gpu, Cores: o.cores,
+		LibraryPath: o.library, Provider: runtime.ExecutionProvider(o.provider), GPU: o.gpu,
+		Cores:   o.cores,
 		Kernels: true,
 	})
 	if err != nil {
@@ -79,12 +80,12 @@ func (o *options) measureRecorded(ctx context.Context, names []string, out,
 }
 
 // readRecorded reads the queries for some models, each of which must have some, with inputs.
-func readRecorded(path string, names []string) ([]*recorded, error) {
-	all := make([]*recorded, len(names))
+func readRecorded(path string, names []string) ([]*recordedRuns, error) {
+	all := make([]*recordedRuns, len(names))
 	for i := range all {
-		all[i] = &recorded{}
+		all[i] = &recordedRuns{}
 	}
-	err := querytrace.ReadFile(path, func(q querytrace.Query) error {
+	err := querytrace.ReadFile(path, func(q querytrace.TracedQuery) error {
 		i := slices.Index(names, q.Model)
 		if i < 0 || len(all[i].queries) == maxRecorded {
 			return nil
@@ -108,7 +109,7 @@ func readRecorded(path string, names []string) ([]*recorded, error) {
 }
 
 // orderInputs puts a query's inputs into the order of the model's signature.
-func orderInputs(q *querytrace.Query, v *models.Version) error {
+func orderInputs(q *querytrace.TracedQuery, v *models.Version) error {
 	inputs := make([]tensor.Tensor, len(v.Inputs))
 	for i, p := range v.Inputs {
 		at := slices.IndexFunc(q.Inputs, func(t tensor.Tensor) bool { return t.Name == p.Name })
@@ -129,7 +130,7 @@ func orderInputs(q *querytrace.Query, v *models.Version) error {
 }
 
 // run runs each query once.
-func (r *recorded) run(ctx context.Context) error {
+func (r *recordedRuns) run(ctx context.Context) error {
 	for i, q := range r.queries {
 		result, err := r.model.Run(ctx, q.Inputs)
 		if err != nil {
@@ -142,7 +143,7 @@ func (r *recorded) run(ctx context.Context) error {
 }
 
 // runs are the queries with their median times.
-func (r *recorded) runs() (runs []work.Run) {
+func (r *recordedRuns) runs() (runs []work.Run) {
 	for i, q := range r.queries {
 		slices.Sort(r.took[i])
 		runs = append(runs, work.Run{Rows: q.Rows, Users: q.Users, Values: q.Values,
@@ -153,7 +154,7 @@ func (r *recorded) runs() (runs []work.Run) {
 
 // printWork writes for each model how far off predictions are, and what a user and a value are
 // worth.
-func printWork(out io.Writer, all []*recorded) error {
+func printWork(out io.Writer, all []*recordedRuns) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "model\tqueries\terror by rows\terror by work\trows a user\trows a value\t"+
 		"better\t")
@@ -163,8 +164,10 @@ func printWork(out io.Writer, all []*recorded) error {
 		if fit.IsBetter {
 			better = "work"
 		}
-		fmt.Fprintf(w, "%s\t%d\t%.1f %%\t%.1f %%\t%.3g\t%.3g\t%s\t\n", terminal.Plain(r.version.Model),
-			fit.Runs, 100*fit.RowsError, 100*fit.WorkError, fit.Law.PerUser, fit.Law.PerValue, better)
+		fmt.Fprintf(w, "%s\t%d\t%.1f %%\t%.1f %%\t%.3g\t%.3g\t%s\t\n",
+			terminal.Plain(r.version.Model),
+			fit.Runs, 100*fit.RowsError, 100*fit.WorkError, fit.Law.PerUser, fit.Law.PerValue,
+			better)
 	}
 	return w.Flush()
 }

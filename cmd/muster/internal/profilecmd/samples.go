@@ -53,7 +53,8 @@ type samples struct {
 func (o *options) measureSamples(ctx context.Context, names []string, out,
 	messages io.Writer) error {
 	x, err := runtime.OpenONNX(runtime.Config{
-		LibraryPath: o.library, Provider: runtime.Provider(o.provider), GPU: o.gpu, Cores: o.cores,
+		LibraryPath: o.library, Provider: runtime.ExecutionProvider(o.provider), GPU: o.gpu,
+		Cores:   o.cores,
 		Kernels: true,
 	})
 	if err != nil {

@@ -100,7 +100,7 @@ func (f *Placement) Close() error {
 }
 
 // inTurn has each instance hold one model.
-func inTurn(cfg *sim.Config) (all []sim.Holding) {
+func inTurn(cfg *sim.Config) (all []sim.HeldModels) {
 	var models []string
 	for _, m := range cfg.Models {
 		for _, v := range m.Variants {
@@ -113,7 +113,7 @@ func inTurn(cfg *sim.Config) (all []sim.Holding) {
 	next := 0
 	for _, in := range cfg.Pool {
 		for range in.Count {
-			all = append(all, sim.Holding{
+			all = append(all, sim.HeldModels{
 				Type: in.Type, Count: 1, Models: []string{models[next%len(models)]},
 			})
 			next++

@@ -116,7 +116,7 @@ func scaleLatencies(latencies map[string]match.Latencies,
 }
 
 // ParseHolding reads TYPE=COUNT:MODEL,MODEL.
-func ParseHolding(text string) (h sim.Holding, err error) {
+func ParseHolding(text string) (h sim.HeldModels, err error) {
 	pool, models, ok := strings.Cut(text, ":")
 	var p sim.Pool
 	if ok && models != "" {
@@ -125,7 +125,7 @@ func ParseHolding(text string) (h sim.Holding, err error) {
 	if err != nil || len(p) != 1 {
 		return h, errors.Join(fmt.Errorf("hold: got %q, want TYPE=COUNT:MODEL,MODEL", text), err)
 	}
-	return sim.Holding{
+	return sim.HeldModels{
 		Type: p[0].Type, Count: p[0].Count, Models: strings.Split(models, ","),
 	}, nil
 }

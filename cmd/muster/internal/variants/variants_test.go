@@ -28,7 +28,7 @@ func TestParse(t *testing.T) {
 
 func TestParseHolding(t *testing.T) {
 	got, err := ParseHolding("a=2:x,y")
-	want := sim.Holding{Type: "a", Count: 2, Models: []string{"x", "y"}}
+	want := sim.HeldModels{Type: "a", Count: 2, Models: []string{"x", "y"}}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
