@@ -250,7 +250,8 @@ func (m *master) setAnswerers() {
 }
 
 // setWeights sets the objective. Its unit is what the cheapest fleet would cost that serves
-// everything, if machines could be divided.
+// everything, if machines could be divided, and one machine of the dearest type more: of few
+// machines, the last whole one may cost many times what is used of it.
 func (m *master) setWeights() {
 	best := 0.0
 	prices := make([]float64, len(m.slots)) // of what a whole machine adds, at least
@@ -275,7 +276,13 @@ func (m *master) setWeights() {
 			}
 		}
 	}
-	if m.scale == 0 {
+	dearest := 0.0
+	for _, t := range m.problem.Types {
+		if t.Max > t.Min {
+			dearest = max(dearest, t.PriceUSDPerHour)
+		}
+	}
+	if m.scale += dearest; m.scale == 0 {
 		m.scale = 1
 	}
 	if best == 0 {

@@ -427,6 +427,7 @@ func TestMargin(t *testing.T) {
 		if r.IntN(2) == 0 {
 			p.TargetAccuracy = .9 + .1*r.Float64()
 		}
+		scale := 0.0
 		cost := func(p *Problem) (float64, *Margin) {
 			m := newMaster(p, p.sharedPools())
 			relaxed, ok := m.solve(m.limits())
@@ -434,6 +435,7 @@ func TestMargin(t *testing.T) {
 				t.Fatal("no solution")
 			}
 			margin := m.priceMargin(relaxed)
+			scale = m.scale
 			sum := 0.0
 			for i := range p.Types {
 				sum += relaxed.counts[i] * p.Types[i].PriceUSDPerHour
@@ -473,8 +475,8 @@ func TestMargin(t *testing.T) {
 			continue // there is no more of it
 		}
 		// Cost is convex, so it rises by what the margin says before, at least, and by what it says
-		// after, at most. Where accuracy is free of charge it is worth up to slight of the price.
-		tolerance := .01*price(margin) + 2*slight*little*now
+		// after, at most. Where accuracy is free of charge it is worth up to slight of the scale.
+		tolerance := .01*price(margin) + 2*slight*little*scale
 		if got := then - now; got < price(margin)-tolerance || got > price(after)+tolerance {
 			t.Errorf("%d: a little more %s costs %v, the margin says %v to %v", k, what, got,
 				price(margin), price(after))
@@ -600,5 +602,24 @@ func BenchmarkMemory(b *testing.B) {
 			b.Fatal(err)
 		}
 		report(b, plan)
+	}
+}
+
+// TestTargetBeforeDollars: a target accuracy is kept though that takes a whole machine more, which
+// costs many times what is used of it.
+func TestTargetBeforeDollars(t *testing.T) {
+	p := &Problem{
+		Types: []Type{
+			{Name: "small", PriceUSDPerHour: .1, Capacity: 1, Max: 1},
+			{Name: "large", PriceUSDPerHour: 5, Capacity: 1, Max: 1},
+		},
+		Families: []Family{{
+			Name: "f", TargetAccuracy: .99,
+			Variants: []Variant{{Model: "fast", Accuracy: .98}, {Model: "best", Accuracy: 1}},
+			Bins:     []Bin{{BatchSize: 1, Rate: 1, RunTime: [][]float64{{.001, .001}, {0, .002}}}},
+		}},
+	}
+	if plan := mustSolve(t, p); plan.Families[0].Accuracy < .99-1e-9 || plan.Counts[1] != 1 {
+		t.Errorf("accuracy %v with %v machines", plan.Families[0].Accuracy, plan.Counts)
 	}
 }
