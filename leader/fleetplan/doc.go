@@ -26,6 +26,8 @@
 // worth their price, and taken away; then branch and bound, with a count for each type and set,
 // looks for better ones (hold.go).
 //
+// A Capacity says the other way round which multiple of a demand given machines carry.
+//
 // Partitions that run side by side are layouts of a type, with the run times that variants have
 // beside each other; what Hera's scheduler chooses among (leader/place) is such a problem.
 //

@@ -48,8 +48,9 @@ const (
 
 // boundMemory finds the fleet where memory bounds what machines hold. shared is the search for
 // machines that hold everything, whose bound holds here, too.
-// all says that pools are all that there may be.
-func (p *Problem) boundMemory(shared *countSearch, pools []pool, all bool) (*countSearch, error) {
+// all says that pools are all that there may be, and work bounds the operations.
+func (p *Problem) boundMemory(shared *countSearch, pools []pool, all bool,
+	work int) (*countSearch, error) {
 	h := &holdSearch{shared: shared, m: newMaster(p, pools)}
 	h.m.scale, h.m.weights = shared.m.scale, shared.m.weights
 	if err := h.search(); err != nil {
@@ -58,7 +59,7 @@ func (p *Problem) boundMemory(shared *countSearch, pools []pool, all bool) (*cou
 	best, placed := h.best, h.best.placed
 	best.climb(best.limit)
 	if len(h.m.slots) < manyPools {
-		s := newCountSearch(h.m, maxWork/2)
+		s := newCountSearch(h.m, work/2)
 		s.bound = max(shared.bound, best.value)
 		s.note(h.expand(best), best.value)
 		s.begin()
@@ -114,7 +115,8 @@ func (h *holdSearch) search() (err error) {
 // isPlacement reports whether the problem's goal is that of a placement program: the share that is
 // served, and then accuracy.
 func (p *Problem) isPlacement() bool {
-	return math.IsInf(p.AccuracyUSDPerHour, 1) && p.Unserved == 0 && p.TargetAccuracy == 0 &&
+	return math.IsInf(p.AccuracyUSDPerHour, 1) && p.MaxMultiple == 0 && p.Unserved == 0 &&
+		p.TargetAccuracy == 0 &&
 		!slices.ContainsFunc(p.Families, func(f Family) bool { return f.TargetAccuracy > 0 })
 }
 
@@ -158,29 +160,54 @@ func (h *holdSearch) missing(machines int) int {
 	for _, need := range h.m.need {
 		all += need
 	}
+	if most := h.m.problem.MaxMultiple; most > 0 {
+		all = most
+	}
 	return int(max(0, all-(h.best.value+2)/worth) * float64(machines))
 }
 
-// try finds what so many machines of each type should hold.
-func (h *holdSearch) try(counts []int, steps int) (*countSearch, error) {
+// try finds what so many machines of each type should hold. The placement program knows no target
+// accuracies: so where there are any, it also places only the variants that reach them, and the
+// better of the two counts.
+func (h *holdSearch) try(counts []int, steps int) (best *countSearch, err error) {
 	h.trials++
-	placed, err := h.placeVariants(counts, steps)
-	if err != nil {
-		return nil, err
-	}
-	types := len(counts)
-	var used []pool // and those of types that have one
-	kept := placed[:types:types]
-	for i, n := range placed[types:] {
-		if n > 0 || h.m.pools[i].only {
-			used, kept = append(used, h.m.pools[i]), append(kept, n)
+	for _, accurate := range []bool{false, true} {
+		if accurate && !h.hasTargets() {
+			continue
+		}
+		placed, solution, err := h.placeVariants(counts, steps, accurate)
+		if err != nil {
+			return nil, err
+		}
+		types := len(counts)
+		var used []pool // and those of types that have one
+		kept := placed[:types:types]
+		for i, n := range placed[types:] {
+			if n > 0 || h.m.pools[i].only {
+				used, kept = append(used, h.m.pools[i]), append(kept, n)
+			}
+		}
+		m := newMaster(h.m.problem, used)
+		m.scale, m.weights = h.m.scale, h.m.weights
+		s := newCountSearch(m, maxWork/10)
+		if s.try(kept); best == nil || s.value > best.value {
+			best, h.placed = s, solution
 		}
 	}
-	m := newMaster(h.m.problem, used)
-	m.scale, m.weights = h.m.scale, h.m.weights
-	s := newCountSearch(m, maxWork/10)
-	s.try(kept)
-	return s, nil
+	return best, nil
+}
+
+func (h *holdSearch) hasTargets() bool {
+	return h.m.problem.TargetAccuracy > 0 ||
+		slices.ContainsFunc(h.m.target, func(target float64) bool { return target > 0 })
+}
+
+// reachesTarget reports whether a variant is as accurate as its family's answers are to be, or as
+// accurate as they can be.
+func (h *holdSearch) reachesTarget(family int, accuracy float64) bool {
+	_, most := h.m.problem.answerable(family)
+	target := max(h.m.target[family], h.m.problem.TargetAccuracy)
+	return accuracy >= min(target, most)-rounding
 }
 
 // expand returns the counts of a search of some pools as counts of all pools.
@@ -209,7 +236,9 @@ func sum(counts []int) int {
 
 // placeVariants finds what so many machines of each type should hold, of the pools, as the
 // placement program does (leader/place), and returns counts by type and after those by pool.
-func (h *holdSearch) placeVariants(counts []int, steps int) ([]int, error) {
+// accurate leaves out the variants that do not reach the targets.
+func (h *holdSearch) placeVariants(counts []int, steps int, accurate bool) ([]int,
+	*place.Solution, error) {
 	m, p := h.m, h.m.problem
 	program := &place.Program{}
 	for t := range p.Types {
@@ -234,7 +263,8 @@ func (h *holdSearch) placeVariants(counts []int, steps int) ([]int, error) {
 	for f := range p.Families {
 		for b, all := range m.answerers[f] {
 			for k := range all {
-				if a := &all[k]; a.machines > 0 {
+				if a := &all[k]; a.machines > 0 &&
+					(!accurate || h.reachesTarget(f, a.accuracy)) {
 					services[a.slot] = append(services[a.slot], place.Service{
 						Class: classes[f][b], Variant: variants[f] + int(a.variant),
 						Rate: p.Families[f].Bins[b].Rate / a.machines,
@@ -256,9 +286,8 @@ func (h *holdSearch) placeVariants(counts []int, steps int) ([]int, error) {
 	}
 	solution, err := place.Solve(program, steps)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	h.placed = solution
 	all := slices.Clone(counts)
 	left := slices.Clone(all)
 	for i, n := range solution.Counts {
@@ -268,7 +297,7 @@ func (h *holdSearch) placeVariants(counts []int, steps int) ([]int, error) {
 		all = append(all, n+left[m.pools[i].typ])
 		left[m.pools[i].typ] = 0
 	}
-	return all, nil
+	return all, solution, nil
 }
 
 // makePools returns the pools of all types. A type whose memory has room for all variants is one
@@ -278,20 +307,9 @@ func (h *holdSearch) placeVariants(counts []int, steps int) ([]int, error) {
 func (p *Problem) makePools(relaxation *countSearch) (pools []pool, all bool) {
 	all = true
 	for t := range p.Types {
-		var useful []ref // what a machine of the type may answer with
-		size := 0.0
-		for f := range p.Families {
-			for v := range p.Families[f].Variants {
-				if p.fits(f, v, t) && slices.ContainsFunc(p.Families[f].Bins, func(b Bin) bool {
-					return b.RunTime[v][t] > 0
-				}) {
-					useful = append(useful, ref{f, v})
-					size += p.sizeOf(ref{f, v})
-				}
-			}
-		}
+		useful, bounded := p.usefulOn(t)
 		memory := p.Types[t].MemoryBytes * (1 + rounding)
-		if memory == 0 || size <= memory {
+		if !bounded {
 			pools = append(pools, pool{typ: t, only: len(p.Types[t].Layouts) == 0})
 			continue
 		}
@@ -311,6 +329,24 @@ func (p *Problem) makePools(relaxation *countSearch) (pools []pool, all bool) {
 		}
 	}
 	return append(pools, p.layoutPools()...), all
+}
+
+// usefulOn returns the variants with which a machine of type t may answer, and whether its memory
+// has no room for all of them.
+func (p *Problem) usefulOn(t int) (useful []ref, bounded bool) {
+	size := 0.0
+	for f := range p.Families {
+		for v := range p.Families[f].Variants {
+			if p.fits(f, v, t) && slices.ContainsFunc(p.Families[f].Bins, func(b Bin) bool {
+				return b.RunTime[v][t] > 0
+			}) {
+				useful = append(useful, ref{f, v})
+				size += p.sizeOf(ref{f, v})
+			}
+		}
+	}
+	memory := p.Types[t].MemoryBytes
+	return useful, memory > 0 && size > memory*(1+rounding)
 }
 
 func (p *Problem) sizeOf(r ref) float64 {

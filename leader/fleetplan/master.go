@@ -95,9 +95,11 @@ type master struct {
 	slots   []slot
 	feeds   [][]feed // by pool
 	demand  float64  // queries/s
-	need    []float64
-	weights weights
-	scale   float64 // $/hr; what the objective is counted in
+	// By family, in parts of the demand: how many queries there are, and how many of them have to be
+	// served.
+	share, need []float64
+	weights     weights
+	scale       float64 // $/hr; what the objective is counted in
 	// answerers are by family and bin.
 	answerers [][][]answerer
 	columns   []*column
@@ -107,7 +109,8 @@ type master struct {
 	// pools: these have no more machines than the type.
 	slotRow, linkRow, convexRow, servedRow, targetRow []int
 	overallRow, budgetRow                             int
-	firstColumn                                       int // in lp, of columns
+	target                                            []float64 // accuracy, by family
+	multipleColumn, firstColumn                       int       // in lp, of the multiple, of columns
 	work                                              int
 }
 
@@ -118,11 +121,18 @@ func newMaster(p *Problem, pools []pool) *master {
 		for _, b := range p.Families[f].Bins {
 			rate += b.Rate
 		}
-		m.need = append(m.need, rate*(1-p.Unserved))
+		need, target := rate*(1-p.Unserved), p.Families[f].TargetAccuracy
+		if p.MaxMultiple > 0 {
+			answerable, accuracy := p.answerable(f)
+			need, target = min(need, answerable), min(target, accuracy)
+		}
+		m.share, m.need = append(m.share, rate), append(m.need, need)
+		m.target = append(m.target, target)
 		m.demand += rate
 	}
 	if m.demand > 0 {
 		for f := range m.need {
+			m.share[f] /= m.demand
 			m.need[f] /= m.demand
 		}
 	}
@@ -130,6 +140,47 @@ func newMaster(p *Problem, pools []pool) *master {
 	m.setAnswerers()
 	m.setWeights()
 	return m
+}
+
+// answerable is the rate of a family's queries that some type answers, and the highest mean accuracy
+// of their answers.
+func (p *Problem) answerable(family int) (rate, accuracy float64) {
+	of := &p.Families[family]
+	for b := range of.Bins {
+		best := -1.0
+		for v := range of.Variants {
+			if slices.ContainsFunc(of.Bins[b].RunTime[v], func(s float64) bool { return s > 0 }) {
+				best = max(best, of.Variants[v].Accuracy)
+			}
+		}
+		for _, t := range p.Types {
+			for _, l := range t.Layouts {
+				for _, part := range l.Partitions {
+					for _, s := range part.Services {
+						if s.Family == family && s.RunTime[b] > 0 {
+							best = max(best, of.Variants[s.Variant].Accuracy)
+						}
+					}
+				}
+			}
+		}
+		if best >= 0 {
+			rate += of.Bins[b].Rate
+			accuracy += of.Bins[b].Rate * best
+		}
+	}
+	if rate > 0 {
+		accuracy /= rate
+	}
+	return rate, accuracy
+}
+
+// maxWays is how many columns of one family may be used in sum.
+func (m *master) maxWays() float64 {
+	if m.problem.MaxMultiple > 0 {
+		return m.problem.MaxMultiple
+	}
+	return 1
 }
 
 // setSlots makes the slots and what feeds them.
@@ -426,11 +477,15 @@ func (m *master) build(lo, hi []int) bool {
 		m.linkRow = append(m.linkRow, row)
 		least += float64(lo[t]) * m.problem.Types[t].PriceUSDPerHour
 	}
+	ways := 1.0 // beside the multiple
+	if m.problem.MaxMultiple > 0 {
+		ways = 0
+	}
 	for f := range m.problem.Families {
-		m.convexRow = append(m.convexRow, l.AddRow(1))
+		m.convexRow = append(m.convexRow, l.AddRow(ways))
 		m.servedRow = append(m.servedRow, l.AddRow(0))
 		row := -1
-		if m.problem.Families[f].TargetAccuracy > 0 {
+		if m.target[f] > 0 {
 			row = l.AddRow(0)
 		}
 		m.targetRow = append(m.targetRow, row)
@@ -467,25 +522,46 @@ func (m *master) build(lo, hi []int) bool {
 		}
 		l.AddColumn(0, float64(hi[types+i]-lo[types+i]))
 	}
-	for f, need := range m.need { // what counts as served
-		l.AddCoefficient(m.servedRow[f], 1)
-		l.AddColumn(m.weights.served, need)
-	}
-	for f := range m.need { // the shortage of accuracy
-		if row := m.targetRow[f]; row >= 0 {
-			l.AddCoefficient(row, -1)
-			l.AddColumn(-m.weights.shortage, m.problem.Families[f].TargetAccuracy)
-		}
-	}
-	if m.overallRow >= 0 {
-		l.AddCoefficient(m.overallRow, -1)
-		l.AddColumn(-m.weights.shortage, m.problem.TargetAccuracy)
+	m.putServed()
+	if !m.problem.strict {
+		m.putShortage()
 	}
 	m.firstColumn = len(l.Cost)
 	for _, c := range m.columns {
 		m.put(c)
 	}
 	return true
+}
+
+// putServed puts what counts as served: the queries of each family, or the multiple.
+func (m *master) putServed() {
+	if most := m.problem.MaxMultiple; most > 0 {
+		for f, need := range m.need {
+			m.lp.AddCoefficient(m.convexRow[f], -1)
+			m.lp.AddCoefficient(m.servedRow[f], need)
+		}
+		m.multipleColumn = m.lp.AddColumn(m.weights.served, most)
+		return
+	}
+	m.multipleColumn = -1
+	for f, need := range m.need {
+		m.lp.AddCoefficient(m.servedRow[f], 1)
+		m.lp.AddColumn(m.weights.served, need)
+	}
+}
+
+// putShortage puts by how much the target accuracies are missed.
+func (m *master) putShortage() {
+	for f := range m.need {
+		if row := m.targetRow[f]; row >= 0 {
+			m.lp.AddCoefficient(row, -1)
+			m.lp.AddColumn(-m.weights.shortage, m.target[f]*m.maxWays())
+		}
+	}
+	if m.overallRow >= 0 {
+		m.lp.AddCoefficient(m.overallRow, -1)
+		m.lp.AddColumn(-m.weights.shortage, m.problem.TargetAccuracy*m.maxWays())
+	}
 }
 
 // putFeeds puts what a machine of the pool adds.
@@ -514,12 +590,12 @@ func (m *master) put(c *column) {
 	l.AddCoefficient(m.convexRow[c.family], 1)
 	l.AddCoefficient(m.servedRow[c.family], -c.served)
 	if row := m.targetRow[c.family]; row >= 0 {
-		l.AddCoefficient(row, m.problem.Families[c.family].TargetAccuracy*c.served-c.accuracy)
+		l.AddCoefficient(row, m.target[c.family]*c.served-c.accuracy)
 	}
 	if m.overallRow >= 0 {
 		l.AddCoefficient(m.overallRow, m.problem.TargetAccuracy*c.served-c.accuracy)
 	}
-	l.AddColumn(m.weights.accuracy*c.accuracy, 1)
+	l.AddColumn(m.weights.accuracy*c.accuracy, m.maxWays())
 }
 
 // A relaxed is a solution of the relaxation.
@@ -528,6 +604,8 @@ type relaxed struct {
 	value  float64   // of the objective
 	bound  float64   // no solution is worth more
 	flows  []float64 // by column
+	// multiple is what is served in all; 0 without [Problem.MaxMultiple].
+	multiple float64
 }
 
 // maxRounds bounds the rounds of column generation. Chosen: 500 random problems need at most 60.
@@ -541,6 +619,9 @@ func (m *master) solve(lo, hi []int) (*relaxed, bool) {
 		return nil, false
 	}
 	r := &relaxed{bound: math.Inf(1)}
+	if m.problem.MaxMultiple > 0 && len(m.columns) == 0 {
+		m.addCheapest()
+	}
 	for round := range maxRounds {
 		if round == 0 {
 			m.lp.Solve()
@@ -549,7 +630,7 @@ func (m *master) solve(lo, hi []int) (*relaxed, bool) {
 		}
 		restricted := m.lp.Bound()
 		gain, added := m.generateColumns()
-		r.bound = min(r.bound, restricted+gain)
+		r.bound = min(r.bound, restricted+gain*m.maxWays())
 		if !added {
 			break
 		}
@@ -573,6 +654,9 @@ func (m *master) solve(lo, hi []int) (*relaxed, bool) {
 		}
 	}
 	r.flows = x[m.firstColumn:]
+	if m.multipleColumn >= 0 {
+		r.multiple = x[m.multipleColumn]
+	}
 	for j, x := range r.flows {
 		m.columns[j].used = m.columns[j].used || x > 0
 	}
@@ -588,40 +672,63 @@ func (m *master) generateColumns() (gain float64, added bool) {
 	for f := range m.problem.Families {
 		served, accuracy := price[m.servedRow[f]], m.weights.accuracy
 		if row := m.targetRow[f]; row >= 0 {
-			served -= price[row] * m.problem.Families[f].TargetAccuracy
+			served -= price[row] * m.target[f]
 			accuracy += price[row]
 		}
 		if m.overallRow >= 0 {
 			served -= price[m.overallRow] * m.problem.TargetAccuracy
 			accuracy += price[m.overallRow]
 		}
-		c := &column{family: f, answers: make([]int32, len(m.answerers[f]))}
-		total := -price[m.convexRow[f]]
-		for b, all := range m.answerers[f] {
-			share := m.problem.Families[f].Bins[b].Rate / m.demand
-			best, most := int32(unanswered), 0.0
-			for i := range all {
-				a := &all[i]
-				if m.slotRow[a.slot] < 0 {
-					continue
-				}
-				worth := share*(served+accuracy*a.accuracy) - a.machines*price[m.slotRow[a.slot]]
-				if worth > most {
-					best, most = int32(i), worth
-				}
-			}
-			c.answers[b] = best
-			total += most
-			m.work += len(all)
-		}
-		if total > enough {
+		c, total := m.bestColumn(f, served, accuracy, func(slot int32) float64 {
+			return price[m.slotRow[slot]]
+		})
+		if total -= price[m.convexRow[f]]; total > enough {
 			gain += total
-			m.columns = append(m.columns, m.describe(c))
-			m.put(m.columns[len(m.columns)-1])
+			m.addColumn(c)
 			added = true
 		}
 	}
 	return gain, added
+}
+
+// addCheapest adds, for each family, the column that takes the fewest machines: where a multiple of
+// all counts, no family's column gains anything before all families have one.
+func (m *master) addCheapest() {
+	const served = 1e9 // of a machine's worth
+	for f := range m.problem.Families {
+		c, _ := m.bestColumn(f, served, 0, func(int32) float64 { return 1 })
+		m.addColumn(c)
+	}
+}
+
+func (m *master) addColumn(c *column) {
+	m.columns = append(m.columns, m.describe(c))
+	m.put(c)
+}
+
+// bestColumn is the column of a family that is worth most, where so much of all demand is worth
+// served and accuracy, and a machine of a slot costs price.
+func (m *master) bestColumn(family int, served, accuracy float64,
+	price func(slot int32) float64) (c *column, total float64) {
+	c = &column{family: family, answers: make([]int32, len(m.answerers[family]))}
+	for b, all := range m.answerers[family] {
+		share := m.problem.Families[family].Bins[b].Rate / m.demand
+		best, most := int32(unanswered), 0.0
+		for i := range all {
+			a := &all[i]
+			if m.slotRow[a.slot] < 0 {
+				continue
+			}
+			worth := share*(served+accuracy*a.accuracy) - a.machines*price(a.slot)
+			if worth > most {
+				best, most = int32(i), worth
+			}
+		}
+		c.answers[b] = best
+		total += most
+		m.work += len(all)
+	}
+	return c, total
 }
 
 // enough is the gain of a column, in parts of the scale, from which it matters. The worth of what

@@ -19,6 +19,8 @@ type Plan struct {
 	// Served is the share of all queries that is served in time, in [0, 1]; 1 if there are none.
 	// Queries of the share that may go unserved count as served.
 	Served float64
+	// Multiple is that of [Problem.MaxMultiple]; 0 without it.
+	Multiple float64
 	// Accuracy is the mean over what is answered; 0 if nothing is.
 	Accuracy float64
 	// No plan within the limits serves more than MaxServed. None that serves as much as this plan,
@@ -225,14 +227,14 @@ func (m *master) summarize(plan *Plan, served []float64, points, gap float64) {
 	if m.demand == 0 {
 		plan.Served = 1
 	}
-	answered, counted, best := 0.0, 0.0, 0.0
+	answered, counted, best, multiple := 0.0, 0.0, 0.0, m.problem.MaxMultiple
 	for f := range plan.Families {
 		of := &plan.Families[f]
 		of.Answered = 1
 		if m.need[f] > 0 {
-			all := m.need[f] / (1 - m.problem.Unserved)
-			plan.Served += min(1, served[f]/m.need[f]) * all
-			of.Answered = min(1, served[f]/all) // but for rounding
+			plan.Served += min(1, served[f]/m.need[f]) * m.share[f]
+			of.Answered = min(1, served[f]/m.share[f]) // but for rounding
+			multiple = min(multiple, served[f]/m.need[f])
 		}
 		if served[f] > 0 {
 			of.Accuracy /= served[f]
@@ -243,6 +245,7 @@ func (m *master) summarize(plan *Plan, served []float64, points, gap float64) {
 			best = max(best, v.Accuracy)
 		}
 	}
+	plan.Multiple = multiple
 	w, worth := &m.weights, m.problem.AccuracyUSDPerHour
 	// What counts least may differ by its whole worth between plans that are else alike.
 	plan.Served = min(1, plan.Served)

@@ -67,10 +67,13 @@ func randomLayouts(r *rand.Rand, p *Problem) {
 // plan exceeds none does, and what is proven is so.
 func TestCounts(t *testing.T) {
 	r := rand.New(rand.NewPCG(2, 2))
-	tested, bounded, layouts, proven := 0, 0, 0, 0
+	tested, bounded, layouts, proven, multiples := 0, 0, 0, 0, 0
 	for k := range tries(400) {
 		p := randomProblem(r, 1+r.IntN(3), 1+r.IntN(2), 1+r.IntN(3))
 		randomGoal(r, p)
+		if r.IntN(4) == 0 {
+			p.MaxMultiple = .5 + 2*r.Float64()
+		}
 		if r.IntN(3) == 0 {
 			for i := range p.Types {
 				p.Types[i].Max = min(p.Types[i].Max, 2)
@@ -105,6 +108,9 @@ func TestCounts(t *testing.T) {
 			layouts++
 		}
 		for f := range p.Families {
+			if p.MaxMultiple > 0 { // rates are of the multiple
+				break
+			}
 			answered, rate := 0.0, 0.0
 			for _, h := range plan.Holdings {
 				for _, of := range h.Rate[f] {
@@ -128,6 +134,14 @@ func TestCounts(t *testing.T) {
 			t.Errorf("%d: plan worth %.9g, bound %.9g, proven %v; the best is worth %.9g", k,
 				plan.value, plan.bound, plan.Proven, best.value)
 		}
+		if p.MaxMultiple > 0 {
+			multiples++
+			if plan.Multiple < best.Multiple-1e-4 {
+				t.Errorf("%d: %v times the demand, and the best is %v times", k, plan.Multiple,
+					best.Multiple)
+			}
+			continue // what follows is of the share
+		}
 		if best.Served > plan.MaxServed+1e-9 {
 			t.Errorf("%d: no plan serves more than %v, and one serves %v", k, plan.MaxServed,
 				best.Served)
@@ -143,9 +157,9 @@ func TestCounts(t *testing.T) {
 				best.Accuracy)
 		}
 	}
-	t.Logf("%d problems, %d with memory for some variants, %d with layouts, %d proven", tested,
-		bounded, layouts, proven)
-	if tested < 150 || bounded < 50 || layouts < 50 || proven < tested*9/10 {
+	t.Logf("%d problems, %d with memory for some variants, %d with layouts, %d proven, %d of "+
+		"multiples", tested, bounded, layouts, proven, multiples)
+	if min(tested/3, bounded, layouts, multiples) < 50 || proven < tested*9/10 {
 		t.Error("too few of a kind")
 	}
 }

@@ -34,10 +34,15 @@ func (pl *Planner) Plan(p *Problem, n int) ([]*Plan, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
 	}
+	return pl.plan(p, n, maxWork)
+}
+
+// plan plans for a valid problem, within so many operations for each search.
+func (pl *Planner) plan(p *Problem, n, work int) ([]*Plan, error) {
 	m := newMaster(p, p.sharedPools())
-	s := newCountSearch(m, maxWork)
+	s := newCountSearch(m, work)
 	if pl.recall(m) {
-		s.limit = againWork
+		s.limit = min(work, againWork)
 		s.tryFormer(pl.counts)
 	}
 	if slices.ContainsFunc(m.pools, func(p pool) bool { return !p.only }) {
@@ -50,7 +55,7 @@ func (pl *Planner) Plan(p *Problem, n int) ([]*Plan, error) {
 	pl.remember(s)
 	if pools, all := p.makePools(s); isBounded(pools) {
 		var err error
-		if s, err = p.boundMemory(s, pools, all); err != nil {
+		if s, err = p.boundMemory(s, pools, all, work); err != nil {
 			return nil, err
 		}
 	} else if n > 1 {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/muster-serve/muster/api/names"
 )
@@ -86,7 +87,41 @@ type Problem struct {
 	// asks for the cheapest fleet at the target accuracies, and then for the most accurate answers;
 	// +Inf for the most accurate answers within the budget, and then for the cheapest fleet.
 	AccuracyUSDPerHour float64
+	// MaxMultiple, if above 0, has another share come first: the multiple, up to MaxMultiple, of the
+	// rates of all bins alike that is served. So a fleet of too few machines serves a part of each
+	// family's queries, of all batch sizes. What no type answers does not count.
+	MaxMultiple float64
+
+	// strict: nothing is served at less than the target accuracies.
+	strict bool
 }
+
+// ScaledBy returns a copy of p with so many times the rates, whose types and rates may be changed.
+func (p *Problem) ScaledBy(factor float64) *Problem {
+	q := *p
+	q.Types, q.Families = slices.Clone(p.Types), slices.Clone(p.Families)
+	for f := range q.Families {
+		q.Families[f].Bins = slices.Clone(p.Families[f].Bins)
+		for b := range q.Families[f].Bins {
+			q.Families[f].Bins[b].Rate *= factor
+		}
+	}
+	return &q
+}
+
+// WithReached returns a copy of p whose target accuracies are no higher than what a plan reaches.
+func (p *Problem) WithReached(plan *Plan) *Problem {
+	q := *p
+	q.Families = slices.Clone(p.Families)
+	for f := range q.Families {
+		of := &q.Families[f]
+		of.TargetAccuracy = min(of.TargetAccuracy, plan.Families[f].Accuracy*(1-slack))
+	}
+	return &q
+}
+
+// slack is by how much what is computed from a plan may be less than what the plan was for.
+const slack = 1e-6
 
 // Validate reports everything that is wrong with p, or nil.
 func (p *Problem) Validate() error {
@@ -143,6 +178,7 @@ func (p *Problem) Validate() error {
 	}
 	number(p.TargetAccuracy, "the target accuracy")
 	number(p.BudgetUSDPerHour, "the budget")
+	number(p.MaxMultiple, "the largest multiple")
 	if !(p.AccuracyUSDPerHour >= 0) {
 		bad("the worth of accuracy is %v, want >= 0", p.AccuracyUSDPerHour)
 	}
