@@ -198,7 +198,8 @@ var rules = []rule{
 	{
 		folder: "leader/rent/choose",
 		imports: []string{
-			"leader/fleetplan", "leader/plan", "leader/rent", "leader/staffing", "profiles",
+			"api/names", "leader/fleetplan", "leader/fluid", "leader/plan", "leader/rent",
+			"leader/staffing", "profiles",
 		},
 		never:  append([]string{"log", "os", "golang.org", "gonum.org"}, network...),
 		reason: "how many of each type to rent is arithmetic on demand and prices",

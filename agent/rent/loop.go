@@ -664,17 +664,19 @@ func (l *loop) plan(ctx context.Context, p *policy.Policy, d *control.DesiredFle
 		l.showProposal(nil, p, "no plan: "+err.Error())
 		return
 	}
-	if l.serves == nil {
-		l.useProblem(problem)
+	f := &choose.Fleet{Problem: problem, Families: families,
+		Desired: desiredOf(d).Counts, Foreign: map[profiles.InstanceType]int{},
+		Have: map[rent.Kind]int{}, Lacks: lacks}
+	capacity, err := choose.NewCapacity(f)
+	if l.serves == nil && err == nil {
+		l.useCapacity(capacity)
 	}
 	if d.GetDestroyed() {
 		l.showProposal(nil, p, "")
 		return
 	}
 	l.mu.Lock()
-	f := &choose.Fleet{Problem: problem, Families: families, Prices: l.prices,
-		Desired: desiredOf(d).Counts, Foreign: map[profiles.InstanceType]int{},
-		Have: map[rent.Kind]int{}, Lacks: lacks}
+	f.Prices = l.prices
 	for _, i := range l.list {
 		if i.State < rent.Stopping {
 			f.Have[i.Slot.Kind]++
@@ -689,11 +691,13 @@ func (l *loop) plan(ctx context.Context, p *policy.Policy, d *control.DesiredFle
 	choice, err := l.chooser.Choose(ctx, now, f)
 	l.noPlan = err != nil
 	if err != nil {
-		l.useProblem(problem)
+		if capacity != nil {
+			l.useCapacity(capacity)
+		}
 		l.showProposal(nil, p, "no plan: "+err.Error())
 		return
 	}
-	l.useProblem(choice.Problem)
+	l.useCapacity(choice.Capacity)
 	if !choice.Change {
 		l.showProposal(nil, p, choice.Why)
 		return
@@ -713,17 +717,13 @@ func (l *loop) plan(ctx context.Context, p *policy.Policy, d *control.DesiredFle
 	l.showProposal(choice, p, "")
 }
 
-// useProblem has steps go by what agents can serve of a problem's demand.
-func (l *loop) useProblem(p *plan.Problem) {
-	serves, err := choose.Serves(p)
-	if err != nil {
-		return
-	}
+// useCapacity has steps go by what agents carry.
+func (l *loop) useCapacity(c *choose.Capacity) {
 	var mu sync.Mutex // a dry run asks, too
 	l.serves = func(counts map[profiles.InstanceType]int) float64 {
 		mu.Lock()
 		defer mu.Unlock()
-		return serves(counts)
+		return c.SafeRate(counts)
 	}
 }
 

@@ -45,8 +45,8 @@ func NewCapacity(p *Problem) (*Capacity, error) {
 	return c, nil
 }
 
-// MaxMultiple returns the highest multiple that so many machines of each type carry, at most 10,000.
-// What they hold is chosen for it; where memory does not have room for all, it is what a search
+// MaxMultiple returns the highest multiple that so many machines of each type carry, at most
+// 10,000. What they hold is chosen for it; where memory does not have room for all, it is what a search
 // finds, and may be too low by what it does not find.
 func (c *Capacity) MaxMultiple(counts []int) float64 {
 	m := c.master

@@ -142,8 +142,8 @@ func newMaster(p *Problem, pools []pool) *master {
 	return m
 }
 
-// answerable is the rate of a family's queries that some type answers, and the highest mean accuracy
-// of their answers.
+// answerable is the rate of a family's queries that some type answers, and the highest mean
+// accuracy of their answers.
 func (p *Problem) answerable(family int) (rate, accuracy float64) {
 	of := &p.Families[family]
 	for b := range of.Bins {

@@ -235,9 +235,11 @@ func (r *Rental) act(a rent.Action) {
 // is.
 func (r *Rental) plan() (changes bool, err error) {
 	if r.serves == nil {
-		if r.serves, err = choose.Serves(r.problem()); err != nil {
+		capacity, err := choose.NewCapacity(&choose.Fleet{Problem: r.problem()})
+		if err != nil {
 			return false, err
 		}
+		r.serves = capacity.SafeRate
 	}
 	if r.cfg.Fixed != nil {
 		return false, nil
@@ -254,12 +256,8 @@ func (r *Rental) plan() (changes bool, err error) {
 	}
 	r.lacked, r.planned = strings.Join(lacked, " "), r.now
 	r.chooser.MarkPlanned(r.now)
-	problem := r.problem()
-	if r.serves, err = choose.Serves(problem); err != nil {
-		return false, err
-	}
 	f := &choose.Fleet{
-		Problem: problem, Prices: r.cfg.Prices, Desired: r.desired, Lacks: lacks,
+		Problem: r.problem(), Prices: r.cfg.Prices, Desired: r.desired, Lacks: lacks,
 		Foreign: map[profiles.InstanceType]int{}, Have: map[rent.Kind]int{},
 	}
 	for _, m := range r.machines {
@@ -275,6 +273,7 @@ func (r *Rental) plan() (changes bool, err error) {
 		r.tell("no plan: " + err.Error())
 		return false, nil
 	}
+	r.serves = choice.Capacity.SafeRate
 	if choice.Change {
 		r.desired = choice.Counts
 		r.result.Changes += r.counted(1)

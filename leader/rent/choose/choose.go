@@ -1,5 +1,6 @@
-// Package choose decides how many instances of each type a fleet should rent: by the planner of
-// leader/plan, for the highest load of the last while, within limits, and calmly. It is pure.
+// Package choose decides how many instances of each type a fleet should rent: by the planner of the
+// whole fleet (leader/fleetplan), for the highest load of the last while, within limits, calmly. It
+// is pure.
 package choose
 
 import (
@@ -229,11 +230,11 @@ type Fleet struct {
 type Choice struct {
 	Counts map[rent.Kind]int
 	Rate   float64 // planned for, in queries/s
-	// Problem is that which was planned for: of the fleet, with the demand of families divided among
-	// their variants.
-	Problem *plan.Problem
-	Price   float64 // of Counts in $/hr
-	Now     float64 // of what is desired now
+	// Capacity says what agents carry at the accuracies that were planned for: the targets, or what
+	// comes nearest to them within the limits.
+	Capacity *Capacity
+	Price    float64 // of Counts in $/hr
+	Now      float64 // of what is desired now
 	// Serves is the load, in queries/s, that may be planned for Counts and the instances that were
 	// not rented: what they are expected to serve after each loss that they have to bear.
 	Serves float64
@@ -276,9 +277,8 @@ func (c *Chooser) fill(counts map[rent.Kind]int, total int,
 	return counts
 }
 
-// sunk is the price, in $/hr, that the problem gives to instances that are there anyway. It is
-// above 0, so that of equal fleets the smaller one wins.
-const sunk = 1e-6
+// maxMultiple bounds by how much what a budget carries may exceed the load.
+const maxMultiple = 1000
 
 // Choose plans for the highest load of late. Problem must have demand.
 func (c *Chooser) Choose(ctx context.Context, now time.Duration, f *Fleet) (*Choice, error) {
@@ -293,30 +293,36 @@ func (c *Chooser) Choose(ctx context.Context, now time.Duration, f *Fleet) (*Cho
 	if c.config.Budget > 0 {
 		budget = min(budget, c.config.Budget)
 	}
+	whole, err := c.wholeProblem(f)
+	if err != nil {
+		return nil, err
+	}
 	ideal := func(rate float64) (map[rent.Kind]int, error) {
-		objective := plan.LeastCost
-		if rate == 0 {
-			objective = plan.MostThroughput
+		planned, err := c.planMachines(f, whole, rate, budget, 1)
+		if err != nil {
+			return nil, err
 		}
-		return c.planOnDemand(ctx, f, objective, rate, budget)
+		return c.rented(f, planned), nil
 	}
-	problem, err := c.divideAmongVariants(f, rate)
+	most := 1.0
+	if c.config.Budget > 0 {
+		most = maxMultiple
+	}
+	planned, err := c.planMachines(f, whole, rate, budget, most)
 	if err != nil {
 		return nil, err
 	}
-	divided := *f
-	divided.Problem, f = problem, &divided
-	g, err := newGuard(&c.config, f)
+	capacity, err := f.newCapacity(whole.WithReached(planned))
 	if err != nil {
 		return nil, err
 	}
+	g := newGuard(&c.config, f, capacity)
 	c.guard = g
-	choice := &Choice{Rate: rate, Problem: problem}
+	choice := &Choice{Rate: rate, Capacity: capacity, Counts: c.rented(f, planned)}
 	switch {
+	case c.config.Budget > 0 && c.config.needsGuard():
+		choice.Counts, err = g.bestWithinBudget(ctx, choice.Counts, budget, ideal)
 	case c.config.Budget > 0:
-		if choice.Counts, err = ideal(0); err == nil && c.config.needsGuard() {
-			choice.Counts, err = g.bestWithinBudget(ctx, choice.Counts, budget, ideal)
-		}
 	case c.config.needsGuard():
 		choice.Counts, err = g.cheapestFleet(rate, budget, ideal, 1, 1.2, 1.5)
 	default:
@@ -327,156 +333,6 @@ func (c *Chooser) Choose(ctx context.Context, now time.Duration, f *Fleet) (*Cho
 	}
 	c.weighChange(now, choice, f, g)
 	return choice, nil
-}
-
-// usualMachines is of how many machines the safe load is tried first. Chosen.
-const usualMachines = 8
-
-// planOnDemand plans on-demand machines beside those that are not rented: for the least cost of a
-// rate, or for the highest rate of a budget, in $/hr.
-func (c *Chooser) planOnDemand(ctx context.Context, f *Fleet, objective plan.Objective, rate,
-	budget float64) (map[rent.Kind]int, error) {
-	p := *f.Problem
-	p.Types, p.Models = nil, slices.Clone(f.Problem.Models)
-	for i := range p.Models {
-		p.Models[i].Latencies = nil
-	}
-	// rows say of each of the problem's types what it stands for.
-	type row struct {
-		kind rent.Kind
-		free bool
-	}
-	var rows []row
-	add := func(from int, t plan.Type, r row) {
-		p.Types, rows = append(p.Types, t), append(rows, r)
-		for i := range p.Models {
-			p.Models[i].Latencies = append(p.Models[i].Latencies,
-				f.Problem.Models[i].Latencies[from])
-		}
-	}
-	lacks := map[rent.Kind]bool{}
-	for _, l := range f.Lacks {
-		lacks[l.Kind] = true
-	}
-	for i, t := range f.Problem.Types {
-		kind := rent.Kind{Type: t.Name}
-		l, ours := c.config.Types[t.Name]
-		price := f.Prices[kind]
-		if n := f.Foreign[t.Name]; n > 0 {
-			add(i, plan.Type{Name: t.Name + " (not rented)", Price: sunk, Max: n}, row{free: true})
-			budget += sunk * float64(n)
-		}
-		if !ours || price <= 0 {
-			continue
-		}
-		if l.Min > 0 {
-			add(i, plan.Type{Name: t.Name + " (least)", Price: sunk, Max: l.Min},
-				row{kind: kind, free: true})
-			budget -= float64(l.Min) * (price - sunk)
-		}
-		most := l.Max
-		if lacks[kind] && (most == 0 || f.Have[kind] < most) {
-			most = max(f.Have[kind], l.Min)
-			if most == l.Min {
-				continue
-			}
-		}
-		if most > 0 {
-			if most -= l.Min; most == 0 {
-				continue
-			}
-		}
-		add(i, plan.Type{Name: t.Name, Price: price, Max: most}, row{kind: kind})
-	}
-	if len(p.Types) == 0 {
-		return nil, errors.New("no type of the policy has a latency profile for every model, and " +
-			"a price")
-	}
-	p.Rate, p.Objective = rate, objective
-	least := math.Inf(1)
-	for _, t := range p.Types {
-		least = min(least, t.Price)
-	}
-	if p.Budget = budget; p.Budget < least {
-		return nil, fmt.Errorf("the limit of $%.4g/hr is below the price of the cheapest type, "+
-			"$%.4g/hr", c.config.MaxPrice, least)
-	}
-	var best plan.Plan
-	machines := usualMachines
-	for range 2 { // which load is safe follows from how many there are
-		p.Efficiency = staffing.SafeShare(float64(machines))
-		result, err := plan.Fluid{Top: 1}.Plan(ctx, &p, nil)
-		if err != nil {
-			return nil, err
-		}
-		if len(result.Plans) == 0 {
-			return nil, errors.New("the planner found no plan")
-		}
-		best = result.Plans[0]
-		machines = best.Configuration.Count()
-	}
-	counts, total := map[rent.Kind]int{}, 0
-	for t, l := range c.config.Types {
-		if l.Min > 0 {
-			counts[rent.Kind{Type: t}] = l.Min
-			total += l.Min
-		}
-	}
-	for i, n := range best.Configuration {
-		if n > 0 && !rows[i].free {
-			counts[rows[i].kind] += n
-			total += n
-		}
-	}
-	return c.fill(counts, total, f.Prices), nil
-}
-
-// pricedProblem is the problem with a price for each type, so that it can be analysed.
-func (f *Fleet) pricedProblem() *plan.Problem {
-	p := *f.Problem
-	p.Types = slices.Clone(p.Types)
-	for i := range p.Types {
-		if !(p.Types[i].Price > 0) {
-			p.Types[i].Price = 1
-		}
-		p.Types[i].Max = 0
-	}
-	p.Objective, p.Rate, p.Budget = plan.LeastCost, 1, 0
-	return &p
-}
-
-// Serves is a function that says what so many agents are expected to serve, in queries/s, for the
-// problem's demand; types without latencies serve nothing. It remembers its answers.
-func Serves(problem *plan.Problem) (func(map[profiles.InstanceType]int) float64, error) {
-	a, err := plan.Analyse((&Fleet{Problem: problem}).pricedProblem())
-	if err != nil {
-		return nil, err
-	}
-	known := map[string]float64{}
-	return func(counts map[profiles.InstanceType]int) float64 {
-		config := make(plan.Configuration, len(problem.Types))
-		for i, t := range problem.Types {
-			config[i] = max(0, counts[t.Name])
-		}
-		key := config.String()
-		rate, ok := known[key]
-		if !ok {
-			rate = servedRate(a, config)
-			known[key] = rate
-		}
-		return rate
-	}, nil
-}
-
-func servedRate(a *plan.Analysis, config plan.Configuration) float64 {
-	if config.Count() == 0 {
-		return 0
-	}
-	limit, err := a.Fluid(config)
-	if err != nil {
-		return 0
-	}
-	return limit.Rate * staffing.SafeShare(float64(config.Count()))
 }
 
 // weighChange says whether the choice is worth a change.

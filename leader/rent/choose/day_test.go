@@ -129,10 +129,11 @@ func live(t *testing.T, of scenario) result {
 	t.Helper()
 	prices := bothMarkets
 	p := problem(t, prices)
-	serves, err := Serves(p)
+	capacity, err := NewCapacity(&Fleet{Problem: p})
 	if err != nil {
 		t.Fatal(err)
 	}
+	serves := capacity.SafeRate
 	config := Config{Headroom: 1.15, MaxPrice: 6, MinInstances: 1, Calm: 5 * time.Minute,
 		Threshold: 0.05, Launches: 8, Types: map[profiles.InstanceType]Limits{"g4dn.xlarge": {Max: 6},
 			"r5n.large": {Max: 20}, "c5n.2xlarge": {Max: 4}}}
@@ -252,10 +253,11 @@ func autoscaled(t *testing.T, of, boots time.Duration,
 	const price, wanted = 0.526, 0.6
 	kind := rent.Kind{Type: "g4dn.xlarge"}
 	p := problem(t, map[rent.Kind]float64{kind: price})
-	serves, err := Serves(p)
+	capacity, err := NewCapacity(&Fleet{Problem: p})
 	if err != nil {
 		t.Fatal(err)
 	}
+	serves := capacity.SafeRate
 	one := serves(map[profiles.InstanceType]int{kind.Type: 1})
 	limit := one / plan.DefaultEfficiency // at 100 % of its time
 	var wishes []int

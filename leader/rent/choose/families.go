@@ -1,13 +1,17 @@
 package choose
 
 import (
-	"cmp"
+	"errors"
 	"fmt"
+	"math"
 	"slices"
-	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/fleetplan"
+	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/plan"
+	"github.com/muster-serve/muster/leader/rent"
+	"github.com/muster-serve/muster/leader/staffing"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -28,191 +32,194 @@ type Variant struct {
 	Latencies []plan.Latencies // by index of the problem's types
 }
 
-// maxBins bounds into how many ranges of batch sizes of about equal weight a demand is divided.
-// Chosen: twice as many change no fleet of the tests.
-const maxBins = 32
-
-// divideAmongVariants returns the problem in which queries that a family may answer by less accurate
-// variants are demand for those variants, as the cheapest fleet for the rate, in queries/s, that
-// keeps the families' target accuracies divides them. Problems without such families stay as they
-// are.
-func (c *Chooser) divideAmongVariants(f *Fleet, rate float64) (*plan.Problem, error) {
-	families := slices.DeleteFunc(slices.Clone(f.Families), func(of Family) bool {
-		return len(of.Variants) < 2
-	})
-	if len(families) == 0 {
-		return f.Problem, nil
-	}
-	all := 0.0
-	for i := range f.Problem.Models {
-		all += f.Problem.Models[i].Weight
-	}
-	whole, bins := c.wholeProblem(f, families, rate/all)
-	plans, err := c.planner.PlanSafely(whole, 1)
-	if err != nil {
-		return nil, err
-	}
-	if len(plans) == 0 { // not even the least machines are within the limit
-		return f.Problem, nil
-	}
-	divided := *f.Problem
-	divided.Models = nil
-	for i := range f.Problem.Models {
-		k := slices.IndexFunc(families, func(of Family) bool { return of.Model == i })
-		if k < 0 {
-			divided.Models = append(divided.Models, f.Problem.Models[i])
-			continue
-		}
-		parts := partsOf(&f.Problem.Models[i], &families[k], bins[i], plans[0].Families[i].BinRate)
-		divided.Models = append(divided.Models, parts...)
-	}
-	return &divided, nil
-}
-
-// wholeProblem is the problem of machines and families together, and the bins of each model's batch
-// sizes. scale is by which factor rates exceed the models' weights.
-func (c *Chooser) wholeProblem(f *Fleet, families []Family,
-	scale float64) (*fleetplan.Problem, [][]profiles.Distribution) {
+// fleetProblem is the fleet's demand, at the rates that its models weigh, on machines of its types,
+// without their prices and limits.
+func (f *Fleet) fleetProblem() (*fleetplan.Problem, error) {
 	p := f.Problem
-	whole := &fleetplan.Problem{BudgetUSDPerHour: c.config.MaxPrice}
-	if c.config.Budget > 0 {
-		whole.BudgetUSDPerHour = min(whole.BudgetUSDPerHour, c.config.Budget)
+	target := p.Target
+	if target == 0 {
+		target = plan.DefaultTarget
 	}
-	var types []int // of the problem, by type of whole
-	add := func(of int, t fleetplan.Type) {
-		t.Name, t.Capacity = string(p.Types[of].Name), 1
-		whole.Types, types = append(whole.Types, t), append(types, of)
+	whole := &fleetplan.Problem{Unserved: 1 - target}
+	for _, t := range p.Types {
+		whole.Types = append(whole.Types, fleetplan.Type{Name: string(t.Name), Capacity: 1})
 	}
-	for i, t := range p.Types {
-		if n := f.Foreign[t.Name]; n > 0 {
-			add(i, fleetplan.Type{Min: n, Max: n})
-		}
-		l, ours := c.config.Types[t.Name]
-		if price := f.priceOf(t.Name); ours && price > 0 {
-			most := l.Max
-			if most == 0 {
-				most = int(whole.BudgetUSDPerHour/price) + 1
-			}
-			add(i, fleetplan.Type{PriceUSDPerHour: price, Min: min(l.Min, most), Max: most})
-		}
-	}
-	bins := make([][]profiles.Distribution, len(p.Models))
 	for i := range p.Models {
 		m := &p.Models[i]
-		bins[i] = binsOf(m.BatchSizes)
 		family := fleetplan.Family{Name: m.Name}
-		variants := []Variant{{Accuracy: 1, Latencies: m.Latencies}}
-		for _, of := range families {
-			if of.Model == i {
+		variants := []Variant{{Name: m.Name, Accuracy: 1, Latencies: m.Latencies}}
+		for _, of := range f.Families {
+			if of.Model == i && len(of.Variants) > 1 {
 				variants, family.TargetAccuracy = of.Variants, of.TargetAccuracy
 			}
 		}
+		var known []fluid.Latencies // by variant and type
 		for _, v := range variants {
-			family.Variants = append(family.Variants, fleetplan.Variant{Accuracy: v.Accuracy})
-		}
-		for _, sizes := range bins[i] {
-			share := 0.0
-			for _, s := range sizes {
-				share += s.Share
+			family.Variants = append(family.Variants, fleetplan.Variant{
+				Model: names.ModelKey(v.Name), Accuracy: v.Accuracy,
+			})
+			for _, l := range v.Latencies {
+				known = append(known, l)
 			}
-			bin := fleetplan.Bin{BatchSize: sizes[len(sizes)-1].BatchSize,
-				Rate: scale * m.Weight * share}
-			for _, v := range variants {
-				times := make([]float64, len(types))
-				for k, t := range types {
-					times[k] = runTime(v.Latencies[t], sizes, share, m.QoSTarget)
+		}
+		answered := false
+		for _, b := range fluid.Bins(names.ModelKey(m.Name), m.Weight, m.BatchSizes, m.QoSTarget,
+			known) {
+			bin := fleetplan.Bin{BatchSize: b.BatchSize, Rate: b.Share}
+			for v := range variants {
+				times := make([]float64, len(p.Types))
+				for t := range times {
+					times[t] = b.Latency[v*len(times)+t].Seconds()
+					answered = answered || times[t] > 0
 				}
 				bin.RunTime = append(bin.RunTime, times)
 			}
 			family.Bins = append(family.Bins, bin)
 		}
+		if !answered {
+			return nil, fmt.Errorf("model %s: no type of the catalogue answers any of its queries "+
+				"within the QoS target of %v: raise that or name a faster type", m.Name, m.QoSTarget)
+		}
 		whole.Families = append(whole.Families, family)
 	}
-	return whole, bins
+	return whole, nil
 }
 
-// priceOf is the least price of a machine of a type, in $/hr; 0 if none is known.
-func (f *Fleet) priceOf(t profiles.InstanceType) (usd float64) {
-	for kind, price := range f.Prices {
-		if kind.Type == t && price > 0 && (usd == 0 || price < usd) {
-			usd = price
+// demand is the rate of all queries of the problem, in queries/s.
+func (f *Fleet) demand() (rate float64) {
+	for i := range f.Problem.Models {
+		rate += f.Problem.Models[i].Weight
+	}
+	return rate
+}
+
+// A Capacity says what agents carry of a fleet's demand. It is not safe for concurrent use.
+type Capacity struct {
+	types    []plan.Type
+	rate     float64 // of the demand, in queries/s
+	multiple *fleetplan.Capacity
+	known    map[string]float64 // by configuration
+}
+
+// NewCapacity returns the Capacity for the demand of f; its agents and limits are not read.
+func NewCapacity(f *Fleet) (*Capacity, error) {
+	p, err := f.fleetProblem()
+	if err != nil {
+		return nil, err
+	}
+	return f.newCapacity(p)
+}
+
+func (f *Fleet) newCapacity(p *fleetplan.Problem) (*Capacity, error) {
+	multiple, err := fleetplan.NewCapacity(p)
+	if err != nil {
+		return nil, err
+	}
+	return &Capacity{types: f.Problem.Types, rate: f.demand(), multiple: multiple,
+		known: map[string]float64{}}, nil
+}
+
+// SafeRate is what may be planned for so many agents, in queries/s of the demand's mix at the
+// target accuracies; those of other types than the demand's carry nothing. It remembers its answers.
+func (c *Capacity) SafeRate(counts map[profiles.InstanceType]int) float64 {
+	config, machines := make(plan.Configuration, len(c.types)), 0
+	for i, t := range c.types {
+		config[i] = max(0, counts[t.Name])
+		machines += config[i]
+	}
+	key := config.String()
+	rate, ok := c.known[key]
+	if !ok {
+		rate = c.rate * c.multiple.MaxMultiple(config) * staffing.SafeShare(float64(machines))
+		c.known[key] = rate
+	}
+	return rate
+}
+
+// wholeProblem is the fleet's problem on the types that may be rented or are there.
+func (c *Chooser) wholeProblem(f *Fleet) (*fleetplan.Problem, error) {
+	p, err := f.fleetProblem()
+	if err != nil {
+		return nil, err
+	}
+	useful := false
+	for i := range p.Types {
+		name := f.Problem.Types[i].Name
+		if _, ours := c.config.Types[name]; ours && f.isPriced(name) || f.Foreign[name] > 0 {
+			useful = true
+			continue
+		}
+		for _, family := range p.Families {
+			for _, bin := range family.Bins {
+				for v := range bin.RunTime {
+					bin.RunTime[v][i] = 0
+				}
+			}
 		}
 	}
-	return usd
+	if !useful {
+		return nil, errors.New("no type of the policy has a latency profile for every model, and " +
+			"a price")
+	}
+	return p, nil
 }
 
-// binsOf divides batch sizes into at most maxBins ranges of about equal weight.
-func binsOf(sizes profiles.Distribution) (bins []profiles.Distribution) {
-	sorted := slices.Clone(sizes)
-	slices.SortFunc(sorted, func(a, b profiles.Share) int {
-		return cmp.Compare(a.BatchSize, b.BatchSize)
-	})
-	whole := 0.0
-	for _, s := range sorted {
-		whole += s.Share
+// isPriced reports whether a type has a price in some market.
+func (f *Fleet) isPriced(t profiles.InstanceType) bool {
+	return f.Prices[rent.Kind{Type: t}] > 0 || f.Prices[rent.Kind{Type: t, Market: rent.Spot}] > 0
+}
+
+// planMachines plans on-demand machines beside those that are not rented, for up to most times a
+// rate, in queries/s: the cheapest that carry that, or those that carry most of it within the
+// budget, in $/hr.
+func (c *Chooser) planMachines(f *Fleet, whole *fleetplan.Problem, rate, budget,
+	most float64) (*fleetplan.Plan, error) {
+	p := whole.ScaledBy(rate / f.demand())
+	p.MaxMultiple, p.BudgetUSDPerHour = most, budget
+	cheapest := math.Inf(1)
+	for i := range p.Types {
+		t, name := &p.Types[i], f.Problem.Types[i].Name
+		foreign := f.Foreign[name]
+		t.Min, t.Max = foreign, foreign
+		l, ours := c.config.Types[name]
+		kind := rent.Kind{Type: name}
+		price := f.Prices[kind]
+		if !ours || price <= 0 {
+			continue
+		}
+		t.PriceUSDPerHour = price
+		p.BudgetUSDPerHour += float64(foreign) * price
+		machines := l.Max
+		if machines == 0 {
+			machines = int(budget/price) + 1
+		}
+		if slices.ContainsFunc(f.Lacks, func(l rent.Lack) bool { return l.Kind == kind }) {
+			machines = min(machines, f.Have[kind])
+		}
+		t.Min, t.Max = foreign+l.Min, foreign+max(machines, l.Min)
+		cheapest = min(cheapest, price)
 	}
-	from, sum := 0, 0.0
-	for i, s := range sorted {
-		if sum += s.Share; sum >= whole/maxBins || i == len(sorted)-1 {
-			bins = append(bins, sorted[from:i+1])
-			from, sum = i+1, 0
+	plans, err := c.planner.PlanSafely(p, 1)
+	if err != nil {
+		return nil, err
+	}
+	if len(plans) == 0 || len(f.Foreign) == 0 && budget < cheapest {
+		return nil, fmt.Errorf("the limit of $%.4g/hr is below the price of the cheapest type, "+
+			"$%.4g/hr", c.config.MaxPrice, cheapest)
+	}
+	return plans[0], nil
+}
+
+// rented are a plan's machines without those that are not rented, and what the limits want beside
+// them.
+func (c *Chooser) rented(f *Fleet, p *fleetplan.Plan) map[rent.Kind]int {
+	counts, total := map[rent.Kind]int{}, 0
+	for i, n := range p.Counts {
+		name := f.Problem.Types[i].Name
+		if n -= f.Foreign[name]; n > 0 {
+			counts[rent.Kind{Type: name}] = n
+			total += n
 		}
 	}
-	return bins
+	return c.fill(counts, total, f.Prices)
 }
-
-// runTime is the mean run time of a bin's queries, in seconds; 0 if one of them exceeds the target.
-func runTime(l plan.Latencies, sizes profiles.Distribution, share float64,
-	target time.Duration) float64 {
-	if l.Mean(sizes[len(sizes)-1].BatchSize) > target {
-		return 0
-	}
-	mean := 0.0
-	for _, s := range sizes {
-		mean += s.Share / share * l.Mean(s.BatchSize).Seconds()
-	}
-	return mean
-}
-
-// partsOf divides a model's demand among the variants of its family as rates say, in queries/s by
-// variant and bin. What no machine answers stays the model's own.
-func partsOf(m *plan.ModelDemand, of *Family, bins []profiles.Distribution,
-	rates [][]float64) (parts []plan.ModelDemand) {
-	for v := range of.Variants {
-		part := *m
-		part.Name = fmt.Sprintf("%s by %s", of.Name, of.Variants[v].Name)
-		part.BatchSizes, part.Weight, part.Latencies = nil, 0, of.Variants[v].Latencies
-		for b, sizes := range bins {
-			answered := 0.0
-			for k := range rates {
-				answered += rates[k][b]
-			}
-			share := 0.0
-			switch {
-			case answered > 0:
-				share = rates[v][b] / answered
-			case of.Variants[v].Name == m.Name:
-				share = 1
-			}
-			if share < minShareOfBin {
-				continue
-			}
-			for _, s := range sizes {
-				part.BatchSizes = append(part.BatchSizes,
-					profiles.Share{BatchSize: s.BatchSize, Share: s.Share * share})
-				part.Weight += m.Weight * s.Share * share
-			}
-		}
-		if part.Weight > 0 {
-			sum := part.Weight / m.Weight
-			for i := range part.BatchSizes {
-				part.BatchSizes[i].Share /= sum
-			}
-			parts = append(parts, part)
-		}
-	}
-	return parts
-}
-
-// minShareOfBin is what rounding may leave of a bin.
-const minShareOfBin = 1e-9

@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/leader/rent"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -31,20 +30,6 @@ func ranks(t *testing.T, target float64) *Fleet {
 	return f
 }
 
-// accuracyOf is the mean accuracy of the demand that a choice is for.
-func accuracyOf(f *Fleet, p *plan.Problem) (mean float64) {
-	all := 0.0
-	for _, m := range p.Models {
-		for _, v := range f.Families[0].Variants {
-			if m.Name == "rank by "+v.Name {
-				mean += m.Weight * v.Accuracy
-			}
-		}
-		all += m.Weight
-	}
-	return mean / all
-}
-
 // TestFamilyIsRentedFor: a family whose answers need an accuracy of .99 on average costs less than
 // one that needs the best, more than one that needs .98, and has the accuracy; a plan that was taken
 // is still the best afterwards, and what it serves is what was asked for.
@@ -62,14 +47,19 @@ func TestFamilyIsRentedFor(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		accuracy := 1.0
-		if target < 1 {
-			accuracy = accuracyOf(f, choice.Problem)
+		capacity, err := NewCapacity(f)
+		if err != nil {
+			t.Fatal(err)
 		}
-		t.Logf("target %v: %s at $%.3f/hr, accuracy %.4f", target, Text(choice.Counts),
-			choice.Price, accuracy)
-		if accuracy < target-1e-6 || choice.Serves < choice.Rate*(1-1e-6) {
-			t.Errorf("target %v: accuracy %v, serves %v of %v", target, accuracy, choice.Serves,
+		all := map[profiles.InstanceType]int{small.Type: 1} // with what was not rented
+		for kind, n := range choice.Counts {
+			all[kind.Type] += n
+		}
+		carries := capacity.SafeRate(all)
+		t.Logf("target %v: %s at $%.3f/hr carry %.4g queries/s", target, Text(choice.Counts),
+			choice.Price, carries)
+		if carries < choice.Rate*(1-1e-5) || choice.Serves < choice.Rate*(1-1e-6) {
+			t.Errorf("target %v: carries %v, serves %v of %v", target, carries, choice.Serves,
 				choice.Rate)
 		}
 		cost[target] = choice.Price
@@ -81,5 +71,29 @@ func TestFamilyIsRentedFor(t *testing.T) {
 	}
 	if !(cost[.98] < cost[.99] && cost[.99] < cost[1]) || cost[.99] > .82 {
 		t.Errorf("$/hr by target accuracy: %v", cost)
+	}
+}
+
+// TestFamilyAtLimit: where the price limit pays for no fleet that keeps the target accuracy, what
+// is rented carries the load at less; where it pays for none that carries the load, it carries as much
+// as any.
+func TestFamilyAtLimit(t *testing.T) {
+	types := map[profiles.InstanceType]Limits{"g4dn.xlarge": {Max: 3}, "r5n.large": {Max: 8}}
+	for _, tt := range []struct {
+		rate, limit float64
+		want        int // of the small machines
+		carries     bool
+	}{{40, .16, 1, true}, {40, .05, 0, false}, {400, .31, 2, false}} {
+		f := ranks(t, 1)
+		c := New(Config{Rate: tt.rate, Headroom: 1.15, MaxPrice: tt.limit, Types: types})
+		choice, err := c.Choose(t.Context(), time.Hour, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if choice.Counts[small] != tt.want || len(choice.Counts) > 1 ||
+			(choice.Serves >= choice.Rate) != tt.carries {
+			t.Errorf("%v queries/s for at most $%v/hr: %s serves %v of %v: %s", tt.rate, tt.limit,
+				Text(choice.Counts), choice.Serves, choice.Rate, choice.Why)
+		}
 	}
 }

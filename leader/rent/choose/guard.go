@@ -52,13 +52,9 @@ func (c *Config) allowsSpot(t profiles.InstanceType) bool {
 	return ok && c.SpotShare > 0 && !l.OnDemand
 }
 
-func newGuard(c *Config, f *Fleet) (*guard, error) {
-	serves, err := Serves(f.Problem)
-	if err != nil {
-		return nil, err
-	}
+func newGuard(c *Config, f *Fleet, capacity *Capacity) *guard {
 	g := &guard{config: c, prices: f.Prices, most: map[rent.Kind]int{}, foreign: f.Foreign,
-		serves: serves, known: map[string]float64{}}
+		serves: capacity.SafeRate, known: map[string]float64{}}
 	for _, t := range f.Problem.Types {
 		l, ours := c.Types[t.Name]
 		if !ours {
@@ -84,7 +80,7 @@ func newGuard(c *Config, f *Fleet) (*guard, error) {
 			g.kinds, g.most[kind] = append(g.kinds, kind), most
 		}
 	}
-	return g, nil
+	return g
 }
 
 // eachLoss calls do with what the counts serve after each loss that they must bear, divided by the

@@ -28,11 +28,7 @@ func guarded(t *testing.T, config Config, rate float64, prices map[rent.Kind]flo
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := newGuard(&config, f)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return choice, g
+	return choice, newGuard(&config, f, choice.Capacity)
 }
 
 // bears checks what the counts must bear from first principles, and says which loss they do not.

@@ -63,11 +63,11 @@ type bench struct {
 func newBench(t *testing.T) *bench {
 	p := problem(t, onDemand)
 	p.Types[0].Max, p.Types[1].Max, p.Types[2].Max = 4, 6, 20 // c5n, g4dn, r5n
-	serves, err := Serves(p)
+	capacity, err := NewCapacity(&Fleet{Problem: p})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &bench{t, p, serves, map[float64]map[rent.Kind]int{}}
+	return &bench{t, p, capacity.SafeRate, map[float64]map[rent.Kind]int{}}
 }
 
 // ideal is the cheapest fleet for a rate.
