@@ -80,7 +80,10 @@ func (s *shard) knownDemand(f *family) *shardDemand {
 // decayTo brings the counts up to now, and returns that of the arrivals.
 func (d *shardDemand) decayTo(m *Matcher) float64 {
 	if m.now > d.since {
-		keep := math.Exp((d.since - m.now) / m.spareOver)
+		if by := (d.since - m.now) / m.spareOver; by != m.decayedBy {
+			m.decayedBy, m.decayKeeps = by, math.Exp(by)
+		}
+		keep := m.decayKeeps
 		d.arrivals, d.lost, d.cost = d.arrivals*keep, d.lost*keep, d.cost*keep
 		d.maxCost, d.since = d.maxCost*keep, m.now
 	}

@@ -79,7 +79,8 @@ type horizon struct {
 	// query's time counts.
 	largest, spare float64
 
-	// gathered counts the rounds, and none has a cell without a variant for each group.
+	// gathered is the matcher's generation of the groups, and none has a cell without a variant for
+	// each group.
 	gathered uint64
 	none     []cell
 
@@ -115,6 +116,7 @@ type group struct {
 	rest      []int32 // rows planned for it and not dispatched, the oldest first
 	room      int     // how many more rows are worth looking at because of its lanes
 	asked     bool    // it serves some row
+	opens     bool    // one of its lanes was open when the round began
 }
 
 // isIdle reports whether g has an open lane and nothing is planned for it.
@@ -132,7 +134,25 @@ type slot struct {
 func (*horizon) enqueueArrival(*shard, *query) {}
 
 func (h *horizon) assignQueries(s *shard) {
+	if h.prepareRound(s) {
+		h.planRound(s)
+	}
+}
+
+// prepareRound brings the groups and the demands up to now, and reports whether some waiting query
+// can start, or be split.
+func (h *horizon) prepareRound(s *shard) bool {
 	h.collectGroups(s)
+	for _, k := range s.classes {
+		if k.live.Len() > 0 {
+			h.decayDemand(s, k)
+		}
+	}
+	return h.mayStartQuery(s)
+}
+
+// planRound plans for the waiting queries and starts those whose turn it is.
+func (h *horizon) planRound(s *shard) {
 	h.collectRows(s)
 	if len(h.rows) > 0 {
 		h.planSlots(s)
@@ -177,9 +197,33 @@ func sparePart(share float64) float64 { return math.Sqrt(min(1, max(0, share))) 
 
 // collectGroups collects the groups and their work.
 func (h *horizon) collectGroups(s *shard) {
-	h.groups = h.groups[:0]
 	s.spare.updateAverage(s.m.now, s.m.spareOver)
 	h.spare = sparePart(s.spare.share)
+	if h.gathered != s.m.generation {
+		h.gathered = s.m.generation
+		h.formGroups(s)
+	}
+	for g := range h.groups {
+		grp := &h.groups[g]
+		grp.rest, grp.work, grp.first = grp.rest[:0], 0, math.Inf(1)
+		grp.weight, grp.opens = 1-h.spare, false
+		for _, l := range grp.lanes {
+			grp.work += max(0, l.freeAt-s.m.now)
+			grp.first = min(grp.first, l.start())
+			grp.opens = grp.opens || l.open()
+		}
+		grp.forgotten = grp.isForgotten(s)
+	}
+	if len(s.m.named) > 0 {
+		for g := range h.groups {
+			h.groups[g].assessScarcity(s)
+		}
+	}
+}
+
+// formGroups puts the usable lanes into groups.
+func (h *horizon) formGroups(s *shard) {
+	h.groups = h.groups[:0]
 	for _, l := range s.lanes { // sorted by type and models held
 		if !l.isUsable() {
 			continue
@@ -191,28 +235,31 @@ func (h *horizon) collectGroups(s *shard) {
 			} else {
 				h.groups = h.groups[:k+1]
 			}
-			g := &h.groups[k]
-			g.typ, g.lanes, g.rest, g.work, g.first = l.typ, g.lanes[:0], g.rest[:0], 0, math.Inf(1)
-			g.weight = 1 - h.spare
+			h.groups[k].typ, h.groups[k].lanes = l.typ, h.groups[k].lanes[:0]
 		}
 		g := &h.groups[len(h.groups)-1]
 		g.lanes = append(g.lanes, l)
-		g.work += max(0, l.freeAt-s.m.now)
-		g.first = min(g.first, l.start())
 	}
-	for g := range h.groups {
-		h.groups[g].forgotten = h.groups[g].isForgotten(s)
-	}
-	if len(s.m.named) > 0 {
-		for g := range h.groups {
-			h.groups[g].assessScarcity(s)
-		}
-	}
-	h.gathered++
 	h.none = h.none[:0]
 	for range h.groups {
 		h.none = append(h.none, cell{model: -1, mean: math.Inf(1), safe: math.Inf(1)})
 	}
+}
+
+// mayStartQuery reports whether some waiting query can start, or be split. Where lanes hold
+// different models, most queries come while those that serve them are busy, and a round would find
+// out that it has nothing to do by planning all that waits.
+func (h *horizon) mayStartQuery(s *shard) bool {
+	for _, k := range s.classes {
+		if k.live.Len() == 0 && k.late == 0 {
+			continue
+		}
+		if k.family.splits || slices.ContainsFunc(h.servingGroups(k),
+			func(g int) bool { return h.groups[g].opens }) {
+			return true
+		}
+	}
+	return false
 }
 
 // servingGroups returns the groups that hold a variant which may answer the queries of a class, and
@@ -254,11 +301,6 @@ func (h *horizon) collectRows(s *shard) {
 	}
 	h.rows, h.due, h.cells, h.others = h.rows[:0], h.due[:0], h.cells[:0], h.others[:0]
 	h.risky = h.risky[:0]
-	for _, k := range s.classes {
-		if k.live.Len() > 0 {
-			h.decayDemand(s, k)
-		}
-	}
 	for q := range s.byShare(2 * room) {
 		if len(h.rows) == room {
 			break

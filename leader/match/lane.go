@@ -357,7 +357,7 @@ type queryClass struct {
 	unsure, moved bool
 	late          int
 	lateWork      float64 // ms
-	// serving is horizon's as of the round with the number gathered; see [horizon.servingGroups].
+	// serving is horizon's as of the generation gathered; see [horizon.servingGroups].
 	serving  []int
 	gathered uint64
 }

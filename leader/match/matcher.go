@@ -28,6 +28,8 @@ type Matcher struct {
 	ahead   float64
 	// spareOver is the time, in ms, over which shards average their spare time.
 	spareOver float64
+	// decayKeeps is exp(decayedBy): the demands of a shard are mostly of one time.
+	decayedBy, decayKeeps float64
 
 	types      []*instanceType // in the order in which they were first named
 	typeByName map[names.LaneType]*instanceType
@@ -123,7 +125,7 @@ func New(cfg Config) (*Matcher, error) {
 	m.moved = make([]bool, len(m.models))
 	m.touched = make([]bool, len(m.models))
 	m.servers = make([][]*instanceType, len(m.models))
-	m.spareOver = spareOver(m.target)
+	m.spareOver, m.decayKeeps = spareOver(m.target), 1
 	m.shards, m.nowhere = []*shard{newShard(m)}, newShard(m)
 	return m, nil
 }
@@ -926,6 +928,9 @@ func (m *Matcher) setTable(t *instanceType, model int, table *LatencyTable) {
 // changes is what has changed since the last arrange, but for the lanes; see [layout].
 type changes struct {
 	pending bool // arrange is to be called
+	// generation counts the changes: as long as it stays the same, so do the usable lanes of each
+	// shard, what they hold, and the families.
+	generation uint64
 	// touched says, by model, that the first usable lane of a type now holds it or the last one
 	// does not any more, or that its latency or its settings have changed. touches lists these
 	// models.
@@ -964,6 +969,7 @@ func (m *Matcher) changeAllShards() {
 // it holds, a look at each shard, and the queries of its shard that it alone could serve.
 func (m *Matcher) applyChanges() {
 	m.pending = false
+	m.generation++
 	m.recomputeTypes()
 	m.forgetTypes()
 	m.assignLanesToShards()

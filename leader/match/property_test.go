@@ -972,3 +972,38 @@ func replay(t *rapid.T, r *referee) {
 		t.Fatalf("replayed:\n%s\nrecorded:\n%s", log, r.log)
 	}
 }
+
+// checkedHorizon is horizon that plans also where nothing can start, and counts what it skipped and
+// what it decided there nonetheless.
+type checkedHorizon struct {
+	horizon
+	skipped, decided *atomic.Int64
+}
+
+func (h *checkedHorizon) assignQueries(s *shard) {
+	skipped, before := !h.prepareRound(s), len(s.m.out)
+	h.planRound(s)
+	if skipped {
+		h.skipped.Add(1)
+		h.decided.Add(int64(len(s.m.out) - before))
+	}
+}
+
+// TestSkippedRounds: horizon decides nothing in a round that it skips because nothing can start.
+func TestSkippedRounds(t *testing.T) {
+	var splits, skipped, decided atomic.Int64
+	was := policies["horizon"]
+	policies["horizon"] = func() policy {
+		return &checkedHorizon{skipped: &skipped, decided: &decided}
+	}
+	defer func() { policies["horizon"] = was }()
+	rapid.Check(t, func(t *rapid.T) {
+		play(t, "horizon", &splits)
+		if n := decided.Load(); n > 0 {
+			t.Fatalf("%d decisions of rounds in which nothing can start", n)
+		}
+	})
+	if n := skipped.Load(); n < 20 {
+		t.Errorf("%d rounds were skipped, want more", n)
+	}
+}

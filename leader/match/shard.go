@@ -97,6 +97,7 @@ func (s *shard) classOf(q *query) *queryClass {
 		s.classes = append(s.classes, free)
 	}
 	free.family, free.allowed, free.demand = q.family, allowed, s.demandOf(q.family)
+	free.gathered = 0
 	return free
 }
 
