@@ -9,7 +9,7 @@ FUZZTIME ?= 1m
 export GOFLAGS ?= -gcflags=all=-dwarf=false
 
 .PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance corpus \
-	examples docs-commands dashboard-test scenarios causes chaos moto stores bench packages image \
+	examples docs-commands dashboard-test scenarios causes chaos moto oidc stores bench packages image \
 	container chart test-packages vulncheck generate reference notice \
 	nightly onnxruntime clean
 
@@ -112,6 +112,10 @@ chaos: build
 # AWS.
 moto: build muster-ec2
 	@scripts/moto.sh
+
+# Holds api/secure against the tokens of oidc-provider.
+oidc:
+	@scripts/oidc.sh
 
 # Holds models/store/remote against Azurite and fake-gcs-server, which answer like Azure and Google.
 stores:

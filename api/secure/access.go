@@ -39,7 +39,10 @@ const Anyone = "*"
 
 // Access says which models each client may query, which control calls it may make, and its limits.
 // Agents may do everything. An Access is never changed, so it may be used concurrently.
-type Access struct{ clients map[string]grant }
+type Access struct {
+	clients map[string]grant
+	issuers []Issuer // of tokens; none: no token is good
+}
 
 // A grant is what one client may do.
 type grant struct {
@@ -63,7 +66,7 @@ func DefaultAccess() *Access {
 	for _, c := range controls {
 		admin.control[c] = true
 	}
-	return &Access{map[string]grant{"admin": admin, Anyone: {models: all}}}
+	return &Access{clients: map[string]grant{"admin": admin, Anyone: {models: all}}}
 }
 
 // ParseAccess reads an access file:
@@ -80,6 +83,14 @@ func DefaultAccess() *Access {
 //	      streams: 16           # calls open at a time, queries among them
 //	  "*":                      # every other client with a name, each with limits of its own
 //	    models: ["*"]
+//	issuers:                    # of tokens (JWTs); none, without
+//	  https://login.example.com:
+//	    audience: muster        # for whom tokens must be
+//	    groups: {ads-team: ads} # whose members act as a client
+//	    name_claim: sub
+//	    groups_claim: groups
+//	    prefix: "oidc:"         # before the names of clients
+//	    ca: login-ca.crt        # of the issuer's server; the system's, without
 //
 // A client that the file does not have, where there is no "*", may do nothing.
 // A file that uses keys of a later version of Muster has `requires: N` beside clients, see
@@ -104,10 +115,11 @@ func ParseAccess(path string, data []byte) (*Access, error) {
 		}
 		p.Fault(key, "unknown key %q, want %s", key.Value, document.ListNames(keys))
 	})
+	p.checkGroups(doc, a)
 	switch {
 	case p.CountFaults() > 0:
 		return nil, p.JoinFaults()
-	case !found:
+	case !found || len(a.clients) == 0:
 		return nil, fmt.Errorf("%s: no clients", path)
 	}
 	return a, nil

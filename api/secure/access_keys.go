@@ -26,7 +26,7 @@ func (p *accessParser) accessKeys(a *Access) []document.Key {
 			p.parseMapping(n, "lines of `name: {models: [...], control: [...], limits: {...}}`",
 				func(key, value *yaml.Node) {
 					if key.Value != Anyone {
-						if err := checkName(key.Value); err != nil {
+						if err := checkClientName(key.Value); err != nil {
 							p.Fault(key, "%v", err)
 						}
 					}
@@ -34,7 +34,93 @@ func (p *accessParser) accessKeys(a *Access) []document.Key {
 				})
 		},
 		Keys: p.grantKeys("", new(grant)), Of: ".NAME",
+	}, {
+		Name: "issuers", Type: "mapping from the URLs of OpenID Connect providers", Default: "none",
+		Meaning: "whose tokens [identify](security.md#tokens) clients. A URL must be as the " +
+			"tokens' claim `iss` has it. Agents of before this key refuse a file that has it: " +
+			"upgrade all of them first.",
+		Read: func(_ string, n *yaml.Node) {
+			p.parseMapping(n, "lines of `URL: {audience: ..., groups: {GROUP: CLIENT}}`",
+				func(key, value *yaml.Node) {
+					if err := checkIssuerURL(key.Value); err != nil {
+						p.Fault(key, "issuer: %v", err)
+					}
+					a.issuers = append(a.issuers, p.parseIssuer(key, value))
+				})
+		},
+		Keys: p.issuerKeys("", new(Issuer)), Of: ".URL",
 	}}
+}
+
+// defaultPrefix is that of the names of tokens' owners. No API key's name has a colon.
+const defaultPrefix = "oidc:"
+
+func (p *accessParser) parseIssuer(name, n *yaml.Node) Issuer {
+	i := Issuer{URL: name.Value, NameClaim: "sub", GroupsClaim: "groups", Prefix: defaultPrefix}
+	keys := p.issuerKeys(name.Value, &i)
+	p.parseMapping(n, "{audience: ..., groups: {GROUP: CLIENT}}", func(key, value *yaml.Node) {
+		if k := document.FindKey(keys, key.Value); k != nil {
+			k.Read(key.Value, value)
+			return
+		}
+		p.Fault(key, "issuer %q: unknown key %q, want %s", name.Value, key.Value,
+			document.ListNames(keys))
+	})
+	if i.Audience == "" {
+		p.Fault(name, "issuer %q: no audience, want the one that tokens for this fleet have: "+
+			"without, a token that the issuer made for any other service would be good", name.Value)
+	}
+	return i
+}
+
+// issuerKeys are those of an issuer.
+func (p *accessParser) issuerKeys(issuer string, i *Issuer) []document.Key {
+	text := func(name, kind, byDefault, meaning string, to *string, empty bool) document.Key {
+		return document.Key{
+			Name: name, Type: kind, Default: byDefault, Meaning: meaning,
+			Read: func(key string, n *yaml.Node) {
+				*to = n.Value
+				if n.Kind != yaml.ScalarNode || n.Value == "" && !empty || len(n.Value) > 1024 {
+					p.Fault(n, "issuer %q: %s: %.40q, want a %s", issuer, key, n.Value, kind)
+				}
+			},
+		}
+	}
+	return []document.Key{
+		text("audience", "text", "", "for whom tokens must be: their claim `aud` must have it. It "+
+			"must be given.", &i.Audience, false),
+		{
+			Name: "groups", Type: "mapping from groups to names of clients", Default: "none",
+			Meaning: "the members of a group act as that client, with its rights and limits. Of " +
+				"several groups the first in the file counts.",
+			Read: func(_ string, n *yaml.Node) {
+				p.parseMapping(n, "{GROUP: CLIENT}", func(key, value *yaml.Node) {
+					i.Groups = append(i.Groups, GroupClient{key.Value, value.Value})
+				})
+			},
+		},
+		text("name_claim", "name of a claim", "`sub`", "which claim names the client.", &i.NameClaim,
+			false),
+		text("groups_claim", "name of a claim", "`groups`", "which claim lists the groups.",
+			&i.GroupsClaim, false),
+		text("prefix", "text, which may be empty", "`\"oidc:\"`", "what stands before the names "+
+			"of clients without such a group, so that no token can have the name of a certificate "+
+			"or an API key.", &i.Prefix, true),
+		text("ca", "path of a file", "the system's CAs", "the CA of the issuer's server, in PEM.",
+			&i.CAFile, false),
+	}
+}
+
+// checkGroups reports groups that act as a client that the file does not have.
+func (p *accessParser) checkGroups(doc *yaml.Node, a *Access) {
+	for _, i := range a.issuers {
+		for _, g := range i.Groups {
+			if _, known := a.clients[g.Client]; !known || g.Client == Anyone {
+				p.Fault(doc.Content[0], "issuer %q: group %q acts as client %q, want one of those in "+
+					"clients", i.URL, g.Group, g.Client)
+			}
+		}
+	}
 }
 
 // grantKeys are those of a client.

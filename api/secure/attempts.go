@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Wrong API keys are limited wherever they are shown: by gRPC, by REST and in a login. A
+// Wrong API keys, and tokens that no issuer has signed, are limited wherever they are shown: by gRPC, by REST and in a login. A
 // certificate and the cookie of a login need no limit: they are signed.
 const (
 	// An address may show maxAttempts wrong keys in attemptsOver. The same one again shows nothing
@@ -149,10 +149,7 @@ func (g *Guard) ownerOf(key string, from net.Addr) (name string, sum digest, _ *
 	}
 	switch {
 	case wait > 0:
-		return "", sum, &refusal{
-			code: codes.ResourceExhausted, reason: "too many wrong API keys",
-			text: errTooManyAttempts.Error(), again: wait,
-		}
+		return "", sum, tooManyAttempts(wait)
 	case !ok:
 		return "", sum, &refusal{
 			code: codes.Unauthenticated, reason: "unknown API key", text: "unknown API key",
@@ -163,7 +160,7 @@ func (g *Guard) ownerOf(key string, from net.Addr) (name string, sum digest, _ *
 
 // shownBy notes that a caller has shown a right key, unless it has by its connection before.
 func (g *Guard) shownBy(c caller, raw *countedConn, from net.Addr) {
-	if c.apiKey && !raw.hasShown(c.name) {
+	if (c.apiKey || c.token != "") && !raw.hasShown(c.name) {
 		g.attempts.noteSuccess(shown{holderOf(from), c.key})
 	}
 	raw.proveName(c)

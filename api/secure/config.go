@@ -30,7 +30,7 @@ type Config struct {
 	// or an API key.
 	APIKeysFile string
 	// AccessFile says what each client may do ([ParseAccess]); empty means
-	// [DefaultAccess]. If it is set, clients need a certificate or an API key.
+	// [DefaultAccess]. If it is set, clients need a certificate, an API key or a token.
 	AccessFile string
 }
 
@@ -62,11 +62,6 @@ func (c Config) Validate() error {
 		fault("require-client-cert: without tls-ca and tls-client-ca, want one: the CA of the " +
 			"clients' certificates")
 	}
-	if c.AccessFile != "" && !clientCA && c.APIKeysFile == "" {
-		fault(
-			"access: %q without tls-ca, tls-client-ca and api-keys, want one: without it no "+
-				"client has a name", c.AccessFile)
-	}
 	return errors.Join(faults...)
 }
 
@@ -82,6 +77,11 @@ func validatePair(cert, key string) error {
 
 // TLS reports whether c encrypts.
 func (c Config) TLS() bool { return c.CertFile != "" }
+
+// identifies reports whether clients can have a name without the issuers of tokens.
+func (c Config) identifies() bool {
+	return c.CAFile != "" || c.ClientCAFile != "" || c.APIKeysFile != ""
+}
 
 // Named reports whether clients must have a name.
 func (c Config) Named() bool {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/codes"
 )
@@ -54,6 +55,11 @@ func (g *Guard) stillRefusal(c caller, d requiredRights) *refusal {
 				code: codes.Unauthenticated, reason: "API key removed",
 				text: "the API key with which this call began is known no more",
 			}
+		}
+	}
+	if c.token != "" {
+		if _, err := g.tokens.verify(c.token, time.Now()); err != nil && !err.later {
+			return &refusal{code: codes.Unauthenticated, reason: err.reason, text: err.text}
 		}
 	}
 	d.open = false

@@ -34,6 +34,7 @@ type Guard struct {
 
 	identity  *watchedFiles[*identity]
 	keys      *watchedFiles[*Keys]
+	tokens    *tokens // of the issuers in access
 	access    *watchedFiles[*Access]
 	refusals  refusals
 	waiting   waitingConns // connections in their handshake
@@ -151,11 +152,29 @@ func Open(config Config, o Options) (*Guard, error) {
 		if err != nil {
 			return nil, err
 		}
-		return ParseAccess(config.AccessFile, data)
+		access, err := ParseAccess(config.AccessFile, data)
+		if err != nil {
+			return nil, err
+		}
+		if len(access.issuers) == 0 && !config.identifies() {
+			return nil, fmt.Errorf("access: %q has no issuers, and there is no tls-ca, tls-client-ca "+
+				"or api-keys, want one: without it no client has a name", config.AccessFile)
+		}
+		for _, i := range access.issuers {
+			if _, err := newIssuerKeys(i, o.Logger); err != nil {
+				return nil, err
+			}
+		}
+		return access, nil
 	}, config.AccessFile)
 	if err != nil {
 		return nil, err
 	}
+	g.tokens = &tokens{log: o.Logger}
+	if err := g.tokens.setIssuers(g.access.get().issuers); err != nil {
+		return nil, err
+	}
+	g.tokens.fetchKeys(time.Now())
 	g.adviseOnFiles()
 	return g, nil
 }
@@ -184,6 +203,10 @@ func (g *Guard) Run(ctx context.Context) error {
 			return nil
 		case <-look:
 			g.Refresh()
+			if len(g.access.get().issuers) > 0 {
+				g.tokens.fetchKeys(time.Now())
+				g.endLost() // whose tokens have ended
+			}
 		case <-minutely.C:
 			g.refusals.logSum()
 		case <-daily.C:
@@ -203,6 +226,11 @@ func (g *Guard) Refresh() {
 	}
 	keys, access := g.keys.refreshFiles(g.log), g.access.refreshFiles(g.log)
 	if access {
+		if err := g.tokens.setIssuers(g.access.get().issuers); err != nil {
+			g.log.Warn("the issuers of tokens in the access file cannot be used; those before stay in "+
+				"force", "error", err, "event", "files")
+		}
+		g.tokens.fetchKeys(time.Now())
 		g.warnOfModels()
 	}
 	if keys {
@@ -273,10 +301,10 @@ func (g *Guard) RevocationEnd() time.Time {
 // A refusal is the error of a refused call: a gRPC status, and a reason for the log that is the
 // same for all refusals of its kind.
 type refusal struct {
-	code   codes.Code // Unauthenticated, PermissionDenied or ResourceExhausted
+	code   codes.Code // Unauthenticated, PermissionDenied, ResourceExhausted or Unavailable
 	reason string
 	text   string
-	again  time.Duration // after which to try again, with ResourceExhausted
+	again  time.Duration // after which to try again, with ResourceExhausted and Unavailable
 }
 
 func (r *refusal) Error() string { return r.text }
@@ -285,7 +313,11 @@ func (r *refusal) Error() string { return r.text }
 func (r *refusal) GRPCStatus() *status.Status {
 	s := status.New(r.code, r.text)
 	if r.again > 0 {
-		return oip.Explain(s, "limit", r.again)
+		why := "limit"
+		if r.code == codes.Unavailable {
+			why = "unavailable"
+		}
+		return oip.Explain(s, why, r.again)
 	}
 	return s
 }
@@ -306,19 +338,29 @@ func (g *Guard) authenticateCaller(state *tls.ConnectionState, authorization []s
 			return caller{}, &refusal{code: codes.Unauthenticated, reason: reason,
 				text: err.Error()}
 		}
+		// The ID of SPIFFE is the name of who has it, whatever else the certificate names, once the
+		// access file has it: access files of before go by the common name.
+		if _, known := g.access.get().clients[c.spiffeID]; known && !c.agent {
+			c.name = c.spiffeID
+		}
 	}
-	if keys := g.keys.get(); keys != nil {
+	keys, tokens := g.keys.get() != nil, len(g.access.get().issuers) > 0
+	if keys || tokens {
 		key, given, r := bearerToken(authorization)
 		if r != nil {
 			return caller{}, r
 		}
-		if given {
+		if given && tokens && (isToken(key) || !keys) {
+			if c, r = g.tokenCaller(key, from); r != nil {
+				return caller{}, r
+			}
+		} else if given {
 			name, sum, r := g.ownerOf(key, from)
 			if r != nil {
 				return caller{}, r
 			}
 			c = caller{name: name, apiKey: true, key: sum}
-		} else if by.name != "" {
+		} else if keys && by.name != "" {
 			c = caller{name: by.name, apiKey: true, key: by.key}
 		}
 	}
@@ -333,14 +375,17 @@ func (g *Guard) authenticateCaller(state *tls.ConnectionState, authorization []s
 
 // wantedCredentials names, for an error message, the credentials that a client may use.
 func (g *Guard) wantedCredentials() string {
-	certificate := g.config.TLS() && (g.config.CAFile != "" || g.config.ClientCAFile != "")
-	switch {
-	case g.config.APIKeysFile == "":
-		return "a client certificate"
-	case !certificate:
-		return "an API key (authorization: Bearer KEY)"
+	var all []string
+	if g.config.TLS() && (g.config.CAFile != "" || g.config.ClientCAFile != "") {
+		all = append(all, "a client certificate")
 	}
-	return "a client certificate or an API key (authorization: Bearer KEY)"
+	if g.config.APIKeysFile != "" {
+		all = append(all, "an API key (authorization: Bearer KEY)")
+	}
+	if len(g.access.get().issuers) > 0 {
+		all = append(all, "a token of an issuer (authorization: Bearer TOKEN)")
+	}
+	return strings.Join(all, " or ")
 }
 
 // bearerToken returns the token of an authorization header; given is false without a header.

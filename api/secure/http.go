@@ -48,6 +48,9 @@ func (g *Guard) HTTP(next http.Handler) http.Handler {
 		case codes.Unauthenticated:
 			code = http.StatusUnauthorized
 			w.Header().Set("WWW-Authenticate", `Bearer realm="muster"`)
+		case codes.Unavailable:
+			code = http.StatusServiceUnavailable
+			w.Header().Set("Retry-After", retryAfter(r.again))
 		case codes.ResourceExhausted:
 			code = http.StatusTooManyRequests
 			w.Header().Set("Retry-After", retryAfter(r.again))

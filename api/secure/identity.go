@@ -193,7 +193,11 @@ type caller struct {
 	name   string // "": not known
 	agent  bool   // it is an agent of this fleet
 	apiKey bool   // the name is from an API key, not from a certificate
-	key    digest // that API key
+	key    digest // that API key, or the token
+	// token is the token that the name is from; "": it is from another credential. subject is whom
+	// it names; name is another where its owner acts for a group.
+	token, subject string
+	spiffeID       string // of the certificate; "": it has none
 	// stranger: the caller had to show credentials and has shown none that are good. It is let in
 	// because anybody may make the call.
 	stranger bool
@@ -208,6 +212,10 @@ func (c caller) String() string {
 		return c.name + " (agent)"
 	case c.apiKey:
 		return c.name + " (API key)"
+	case c.token != "" && c.subject != c.name:
+		return c.name + " (token of " + c.subject + ")"
+	case c.token != "":
+		return c.name + " (token)"
 	case c.name != "":
 		return c.name + " (certificate)"
 	}
@@ -225,6 +233,9 @@ func (id *identity) callerOf(state tls.ConnectionState) (caller, error) {
 	chain := state.VerifiedChains[0]
 	leaf := chain[0]
 	c := caller{name: certificateName(leaf)}
+	if len(leaf.URIs) == 1 && leaf.URIs[0].Scheme == "spiffe" { // X509-SVID, section 2
+		c.spiffeID = leaf.URIs[0].String()
+	}
 	c.agent = slices.Contains(leaf.DNSNames, AgentName) &&
 		slices.ContainsFunc(state.VerifiedChains, func(chain []*x509.Certificate) bool {
 			return slices.ContainsFunc(id.clusterCA, chain[len(chain)-1].Equal) &&

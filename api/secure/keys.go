@@ -135,11 +135,28 @@ func checkName(name string) error {
 		return fmt.Errorf("name of %d characters, want 1 to %d", len(name), longestName)
 	}
 	for _, c := range []byte(name) {
-		if c <= ' ' || c > '~' || strings.IndexByte(`*"#:,`, c) >= 0 {
+		if c == ':' {
+			return fmt.Errorf("name %q has a colon, want none: it ends the name", name)
+		}
+	}
+	return checkClientName(name)
+}
+
+// checkClientName returns an error for a name of a certificate or token that would be unclear in a
+// file or a log. It may have colons, as the IDs of SPIFFE have.
+func checkClientName(name string) error {
+	if name == "" || len(name) > longestClientName {
+		return fmt.Errorf("name of %d characters, want 1 to %d", len(name), longestClientName)
+	}
+	for _, c := range []byte(name) {
+		if c <= ' ' || c > '~' || strings.IndexByte(`*"#,`, c) >= 0 {
 			return fmt.Errorf(
-				"name %q has the character %q, want visible ASCII without *, \", #, : and comma",
-				name, c)
+				"name %q has the character %q, want visible ASCII without *, \", # and comma", name, c)
 		}
 	}
 	return nil
 }
+
+// longestClientName is the longest name of a certificate's or token's owner, in bytes: IDs of
+// SPIFFE and of service accounts are long.
+const longestClientName = 256
