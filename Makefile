@@ -9,7 +9,8 @@ FUZZTIME ?= 1m
 export GOFLAGS ?= -gcflags=all=-dwarf=false
 
 .PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance corpus \
-	examples docs-commands dashboard-test scenarios causes chaos moto oidc stores bench packages image \
+	python-test examples docs-commands dashboard-test scenarios causes chaos moto oidc stores bench \
+	packages image \
 	container chart test-packages vulncheck generate reference notice \
 	nightly onnxruntime clean
 
@@ -59,7 +60,7 @@ reproduce-test:
 fuzz:
 	@scripts/fuzz.sh $(FUZZTIME)
 
-# Formatting, vet, staticcheck, shellcheck and ruff, and whether NOTICE is current.
+# Formatting, vet, staticcheck, shellcheck, ruff and mypy, and whether NOTICE is current.
 lint:
 	@scripts/lint.sh
 
@@ -80,6 +81,10 @@ conformance: build
 corpus: build
 	@$$(scripts/venv.sh corpus)/python scripts/test/conformance/corpus.py --muster bin/muster \
 		$(if $(PAGE),--page $(PAGE))
+
+# Tests python/ against real agents, on the oldest and the newest Python here.
+python-test: build
+	@scripts/python.sh
 
 # Runs examples/: three agents, and a Go client, a Python client and Prometheus's rules against them.
 examples: build

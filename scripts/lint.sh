@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks the form of the code (gofmt, no line above 120 columns, go vet, staticcheck, shellcheck,
-# ruff; each tool in a pinned version), that NOTICE names all that the binary contains, and the
+# ruff, mypy; each tool in a pinned version), that NOTICE names all that the binary contains, and the
 # subjects of commits.
 # `make lint` calls it.
 set -euo pipefail
@@ -51,6 +51,7 @@ go run ./scripts/tools/notice -check
 wait "$venv"
 commands=$(scripts/venv.sh lint)
 git ls-files '*.sh' .ci/run | xargs "$commands/shellcheck"
-"$commands/ruff" check --quiet scripts examples
-"$commands/ruff" format --check --quiet scripts examples
+"$commands/ruff" check --quiet scripts examples python
+"$commands/ruff" format --check --quiet scripts examples python
+(cd python && "$commands/mypy" --no-error-summary)
 echo "lint: ok"
