@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -17,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/leader/inquire"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/work"
 )
 
 const (
@@ -70,6 +72,7 @@ type openInquiry struct {
 // A profile is read from its JSON when it is first needed.
 type profile struct {
 	json  []byte
+	law   work.Law // of table: what users and values take
 	table *profiles.Table
 	dense *match.LatencyTable
 }
@@ -181,8 +184,8 @@ func (l *leaderless) learnReports(prices []*control.TypePrice, profiles []*contr
 	}
 	for _, p := range profiles {
 		key := p.Key()
-		if known := l.profiles[key]; known == nil || !bytes.Equal(known.json, p.GetTable()) {
-			l.profiles[key] = &profile{json: p.GetTable()}
+		if known := l.profiles[key]; known == nil || !known.isOf(p) {
+			l.profiles[key] = newProfile(p)
 			l.stale = true
 		}
 	}
@@ -216,6 +219,37 @@ func (p *profile) read() *profiles.Table {
 		}
 	}
 	return p.table
+}
+
+// newProfile returns what the leader tells of a model, by work if it knows what that is.
+func newProfile(p *control.Profile) *profile {
+	law := work.NewLaw(p.GetRowsPerUser(), p.GetRowsPerValue())
+	if law == (work.Law{}) || len(p.GetWorkTable()) == 0 {
+		return &profile{json: p.GetTable()}
+	}
+	return &profile{json: p.GetWorkTable(), law: law}
+}
+
+// isOf reports whether p is what the leader tells.
+func (p *profile) isOf(told *control.Profile) bool {
+	o := newProfile(told)
+	return p.law == o.law && bytes.Equal(p.json, o.json)
+}
+
+// sizeOf is the size of a query in the profiles of a model, of which there may be none. The law of a
+// model is one on all types of lanes. The caller holds the lock.
+func (l *leaderless) sizeOf(q *gatewayQuery, model names.ModelKey, largest int) int {
+	size := int(q.batch)
+	if q.users == 0 && q.values == 0 {
+		return size
+	}
+	for key, p := range l.profiles {
+		if key.Model == model && p.law != (work.Law{}) {
+			values := int(min(q.values, math.MaxInt32))
+			return max(size, min(p.law.Size(size, int(q.users), values), largest))
+		}
+	}
+	return size
 }
 
 // A guess is the latency assumed where no profile is known: a QoS target, so that with any waiting
@@ -355,7 +389,7 @@ func (l *leaderless) p99Execution(q *gatewayQuery, agent names.AgentName) time.D
 	for _, laneType := range []names.LaneType{general.Own(agent), general} {
 		key := names.TableKey{Model: model, Type: laneType}
 		if table := l.profiles[key].read(); table != nil {
-			return table.Quantile(0.99, int(q.batch))
+			return table.Quantile(0.99, l.sizeOf(q, model, known.largestOf(model)))
 		}
 	}
 	return 0
@@ -409,7 +443,7 @@ func (l *leaderless) beginInquiry(q *gatewayQuery, failed []names.AgentName) {
 	l.inquired[q.Sequence] = about
 	inquiry := match.Inquiry{
 		Query: q.Sequence, Model: name,
-		BatchSize: int(q.batch), Arrival: l.g.began.Add(q.Arrival), LeastAccuracy: q.least,
+		BatchSize: l.sizeOf(q, name, known.largestOf(name)), Arrival: l.g.began.Add(q.Arrival), LeastAccuracy: q.least,
 	}
 	if q.family != nil {
 		inquiry.Model = names.ModelKey(q.model)

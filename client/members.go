@@ -16,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/leader/canary"
+	"github.com/muster-serve/muster/leader/match"
 )
 
 // members indexes one View of a fleet by model and version. It is immutable.
@@ -280,6 +281,15 @@ func (m *members) profileName(q *gatewayQuery, gateway uint64) names.ModelKey {
 		return cmp.Or(q.Variant(), names.ModelKey(q.model))
 	}
 	return names.NewModelKey(q.model, m.bind(q, gateway))
+}
+
+// largestOf is the largest batch size of a version of a model; 0 if nobody holds it.
+func (m *members) largestOf(model names.ModelKey) int {
+	name, version := model.Split()
+	if held := m.models[name]; held != nil && held.versions[version] != nil {
+		return min(held.versions[version].largest, match.MaxBatchSize)
+	}
+	return 0
 }
 
 // bind is the version that is to answer q, which names no family: the one that it names, else what

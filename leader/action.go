@@ -36,9 +36,10 @@ const (
 	TellAhead
 	// AskHeld: Agent. Ask the member what its lanes hold; it answers with a greeting.
 	AskHeld
-	// Arrived: Model, BatchSize. Tell the learning loop that a query has arrived.
+	// Arrived: Model, BatchSize (its work). Tell the learning loop that a query has arrived.
 	Arrived
-	// Observed: Member, Model, BatchSize, Duration. Tell the learning loop how long a query ran.
+	// Observed: Member, Model, BatchSize (rows), Users, Values, Duration. Tell the learning loop how
+	// long a query ran. Users is below 0 if those of the run are not known, nor its values.
 	Observed
 	// ObservedCut: as Observed. The query was cut off when it had run for so long.
 	ObservedCut
@@ -78,6 +79,8 @@ type Action struct {
 	Model     ModelID
 	Loadable  ModelID
 	BatchSize int
+	Users     int
+	Values    int
 	Tag       any
 	Message   string
 	Duration  time.Duration

@@ -8,6 +8,7 @@ import (
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/work"
 )
 
 // An EventKind says what happened. The comment of each kind lists the fields of [Event] that
@@ -35,7 +36,7 @@ const (
 	// GatewayLost: Gateway. The gateway's stream has ended.
 	GatewayLost
 	// Submitted: Gateway, Sequence, Attempt (how many attempts were made), Model, LeastAccuracy,
-	// LoadShare, BatchSize, Waited, TimeLeft, Splits, Denied, RetryAfter, Tag, TagSize. If the last
+	// LoadShare, BatchSize, Users, Values, Waited, TimeLeft, Splits, Denied, RetryAfter, Tag, TagSize. If the last
 	// attempt still runs or is on its way: also Agent and Lane, where it is.
 	Submitted
 	// Cancelled: Gateway, Sequence. The gateway has decided the query's outcome.
@@ -44,9 +45,9 @@ const (
 	// does not hold it, or need not be reserved for it any more.
 	Unused
 	// Completed: Agent, Lane, Gateway, Sequence, Attempt, Remaining, Refused. An attempt has ended
-	// at a lane. Unless the lane did not read it: also Model, BatchSize. Unless the lane refused
-	// it: also Execution, Queue, Receive, Latency, Bytes, Merged, Divided, Shadow, NonFinite,
-	// NoAnswer. Of one that it cut off, alone on the lane, Execution is how long it had run.
+	// at a lane. Unless the lane did not read it: also Model, BatchSize, Users, Values. Unless the
+	// lane refused it: also Execution, Queue, Receive, Latency, Bytes, Merged, MergedUsers,
+	// MergedValues, Divided, Shadow, NonFinite, NoAnswer. Of one that it cut off, alone on the lane, Execution is how long it had run.
 	Completed
 	// Learned: Advice. The learning loop has new results.
 	Learned
@@ -82,6 +83,9 @@ type Event struct {
 	// with the right to have models loaded ask for it; 0: the query's client has no such right.
 	LoadShare float64
 	BatchSize int
+	// Users is how many users the rows are for, 0 where each row has its own, and Values how many
+	// values the ragged inputs have.
+	Users, Values int
 	// Waited is how long the query had waited when it was submitted. TimeLeft is how long after now
 	// it is dropped: 0 means never, a negative value at once.
 	Waited, TimeLeft time.Duration
@@ -113,6 +117,8 @@ type Event struct {
 	// Merged is the items of the run, if several queries ran as one; 0 otherwise. One of them has
 	// the run's Execution; the others have 0, and the run counts in their Queue.
 	Merged int
+	// MergedUsers and MergedValues are those of that run; both 0 if the lane does not tell them.
+	MergedUsers, MergedValues int
 	// Divided says that the query ran on one core of its lane, beside others: Execution is that
 	// core's share of the lane's time, and says nothing of a run on the whole lane.
 	Divided bool
@@ -266,8 +272,12 @@ type Latency struct {
 	Table *match.LatencyTable
 	// Doubtful says that hardly any query has run yet.
 	Doubtful bool
-	// Told is the profile as it is sent to gateways and members.
+	// Told is the profile by rows alone as it is sent to gateways and members.
 	Told []byte
+	// Law says how many rows a user and a value count as in Profile and Table; the zero Law is rows
+	// alone. It is the same on all types of lanes. ToldWork is then Profile as it is sent.
+	Law      work.Law
+	ToldWork []byte
 }
 
 // Advice is a result of the learning loop.

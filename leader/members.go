@@ -249,7 +249,7 @@ func (s *State) handleCompletion(e *Event) {
 	attempt, ours := s.matcher.Has(ln.id, id, e.Attempt)
 	m := s.models[e.Model]
 	if m != nil && !known && !ours && e.Attempt <= 1 && !e.Shadow { // it never passed this leader
-		s.hasArrived(m, e.BatchSize)
+		s.hasArrived(m, m.sizeOf(e.BatchSize, e.Users, e.Values))
 		s.familyCount(m).Arrived++
 	}
 	if e.Refused {
@@ -259,6 +259,7 @@ func (s *State) handleCompletion(e *Event) {
 			cut := s.addAction(ObservedCut)
 			cut.Member, cut.Model = ln.member.Member, m.ModelID
 			cut.BatchSize, cut.Duration = e.BatchSize, e.Execution
+			cut.Users, cut.Values = e.Users, e.Values
 		}
 		return
 	}
@@ -295,11 +296,17 @@ func (s *State) handleCompletion(e *Event) {
 		return // another query's completion tells of the run, or there was none of the whole lane
 	}
 	if e.Merged == 0 && !e.Shadow {
-		s.countTrialRun(m, ln.typ, e.BatchSize, e.Execution)
+		s.countTrialRun(m, ln.typ, e)
 	}
 	seen := s.addAction(Observed)
 	seen.Member, seen.Model = ln.member.Member, m.ModelID
 	seen.BatchSize, seen.Duration = max(e.BatchSize, e.Merged), e.Execution
+	if seen.Users, seen.Values = e.Users, e.Values; e.Merged > 0 {
+		seen.Users, seen.Values = e.MergedUsers, e.MergedValues
+		if e.Users+e.Values > 0 && e.MergedUsers+e.MergedValues == 0 {
+			seen.Users = -1 // the lane does not tell
+		}
+	}
 }
 
 // earlyMerged is how much shorter than predicted a run of several queries was, of which e completes
@@ -309,10 +316,11 @@ func (s *State) earlyMerged(ln *lane, m *heldModel, e *Event) time.Duration {
 		return unknownEarly
 	}
 	known := s.latencies[names.TableKey{Model: m.key, Type: ln.typ}]
-	if known == nil || e.Merged > known.Table.Largest() {
+	size := m.sizeOf(e.Merged, e.MergedUsers, e.MergedValues)
+	if known == nil || size > known.Table.Largest() {
 		return unknownEarly
 	}
-	return known.Table.Mean(e.Merged) - e.Execution
+	return known.Table.Mean(size) - e.Execution
 }
 
 // hasArrived tells the learning loop of a query that has arrived.

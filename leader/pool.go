@@ -12,6 +12,7 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/canary"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles/work"
 )
 
 // A heldModel is a version of a model that at least one member holds or could load.
@@ -27,7 +28,8 @@ type heldModel struct {
 	nonFinite uint64              // answers with NaN or infinity, since the term began
 	trial     *canary.TrialCounts // since the canary of its model came; nil: there is none
 
-	held, serving int // how many members hold it, and how many of them do not drain
+	held, serving int      // how many members hold it, and how many of them do not drain
+	law           work.Law // of its profiles
 }
 
 func byKey(a, b *heldModel) int { return cmp.Compare(a.key, b.key) }
@@ -477,7 +479,7 @@ func (s *State) applyAdvice(a *Advice) {
 		}
 	}
 	for i, l := range current {
-		s.latencies[l.TableKey] = l
+		s.latencies[l.TableKey], s.modelOf(l.Model).law = l, l.Law
 		s.step(match.Event{
 			Kind: match.ProfileChanged, Model: l.Model, Type: l.Type, Table: l.Table,
 			Doubtful: l.Doubtful, More: i+1 < len(current),

@@ -9,6 +9,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles/work"
 )
 
 const (
@@ -62,7 +63,9 @@ type query struct {
 	loadShare float64
 	// model is the version that answers; nil if that is unknown, or open because a family is asked.
 	model    *heldModel
-	batch    int
+	batch    int // rows
+	users    int
+	values   int
 	attempts int
 	agent    names.AgentName // where the gateway says that it is; "" means nowhere
 	lane     int
@@ -239,6 +242,7 @@ func (s *State) handleSubmit(g *gateway, e *Event) {
 	q := s.newQuery()
 	*q = query{
 		gateway: g, sequence: e.Sequence, asked: e.Model, batch: e.BatchSize, attempts: e.Attempt,
+		users: e.Users, values: e.Values,
 		agent: e.Agent, lane: e.Lane, waited: e.Waited, timeLeft: e.TimeLeft, tag: e.Tag,
 		tagSize: e.TagSize, splits: e.Splits, accuracy: e.LeastAccuracy,
 		loadShare: e.LoadShare,
@@ -290,7 +294,7 @@ func (s *State) submit(q *query) {
 			asked = variants[0]
 		}
 		if asked != nil && !q.isPart() { // the whole of a part has arrived
-			s.hasArrived(asked, q.batch)
+			s.hasArrived(asked, asked.sizeOf(q.batch, q.users, q.values))
 			if q.waited < earlier {
 				s.familyCount(asked).Arrived++
 			}
@@ -329,6 +333,7 @@ func (s *State) submitEvent(q *query, id ModelID) match.Event {
 	if q.timeLeft < 0 {
 		e.TimeLeft = 1
 	}
+	s.setWork(&e, q)
 	switch {
 	case q.byFamily:
 		e.Model = names.ModelKey(q.asked.Name)
@@ -338,6 +343,35 @@ func (s *State) submitEvent(q *query, id ModelID) match.Event {
 		e.Model = id.Key()
 	}
 	return e
+}
+
+// setWork sets the size of a query for the matcher, if its users and values count. The user's work is
+// that of each part of the query, and so are the values of a query with users: the leader does not
+// know whose they are. Values of a query without users belong to its rows.
+func (s *State) setWork(e *match.Event, q *query) {
+	m := q.model
+	if all := s.families[q.asked.Name]; q.byFamily && len(all) > 0 {
+		m = all[0]
+	}
+	if m == nil {
+		return
+	}
+	size := m.sizeOf(q.batch, q.users, q.values)
+	if size == q.batch {
+		return
+	}
+	if e.Rows, e.BatchSize = q.batch, size; q.users > 0 {
+		e.Once = size - q.batch
+	}
+}
+
+// sizeOf is the size of a query or run in the model's profiles: its work. It is the rows of a model
+// without a law, and of a query whose rows are out of bounds.
+func (m *heldModel) sizeOf(rows, users, values int) int {
+	if m.law == (work.Law{}) || rows < 1 || rows > m.largest {
+		return rows
+	}
+	return min(m.law.Size(rows, users, values), m.largest)
 }
 
 // rejectQuery tells a query's gateway that the query is not served. q is nil if the state does not

@@ -85,14 +85,18 @@ func (s *State) rebindQueries(moves func(q *query, to ModelID) bool) {
 	}
 }
 
-// countTrialRun counts an execution for a trial. batch is 0 if its time cannot be compared.
-func (s *State) countTrialRun(m *heldModel, typ names.LaneType, batch int, took time.Duration) {
+// countTrialRun counts an execution for a trial. Its time cannot be compared if its batch size is 0.
+func (s *State) countTrialRun(m *heldModel, typ names.LaneType, e *Event) {
+	took := e.Execution
 	if m.trial == nil || took <= 0 {
 		return
 	}
 	m.trial.Times.Add(took)
-	current := ModelID{m.Name, s.releases[m.Name].Current}.Key()
-	usual := s.latencies[names.TableKey{Model: current, Type: typ}]
+	current, batch := ModelID{m.Name, s.releases[m.Name].Current}, e.BatchSize
+	if like := s.models[current]; like != nil {
+		batch = like.sizeOf(batch, e.Users, e.Values)
+	}
+	usual := s.latencies[names.TableKey{Model: current.Key(), Type: typ}]
 	if usual == nil || usual.Doubtful || batch < 1 || batch > usual.Table.Largest() {
 		return
 	}

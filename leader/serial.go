@@ -88,6 +88,8 @@ var (
 		return nil
 	}}
 	batchField     = lines.IntField("batch", func(e *Event) *int { return &e.BatchSize })
+	usersField     = lines.IntField("users", func(e *Event) *int { return &e.Users })
+	valuesField    = lines.IntField("values", func(e *Event) *int { return &e.Values })
 	whyField       = lines.TextField("why", func(e *Event) *string { return &e.Why })
 	remainingField = lines.DurationField("remaining",
 		func(e *Event) *time.Duration { return &e.Remaining })
@@ -103,7 +105,7 @@ var (
 		},
 		GatewayLost: {gatewayField},
 		Submitted: {
-			queryField, attemptField, modelField, batchField,
+			queryField, attemptField, modelField, batchField, usersField, valuesField,
 			lines.DurationField("waited", func(e *Event) *time.Duration { return &e.Waited }),
 			lines.DurationField("time_left", func(e *Event) *time.Duration { return &e.TimeLeft }),
 			flagField("splits", func(e *Event) *bool { return &e.Splits }),
@@ -121,13 +123,15 @@ var (
 		Completed: {
 			agentField, laneField, queryField, attemptField,
 			flagField("refused", func(e *Event) *bool { return &e.Refused }), remainingField,
-			modelField, batchField,
+			modelField, batchField, usersField, valuesField,
 			lines.DurationField("execution", func(e *Event) *time.Duration { return &e.Execution }),
 			lines.DurationField("queue", func(e *Event) *time.Duration { return &e.Queue }),
 			lines.DurationField("receive", func(e *Event) *time.Duration { return &e.Receive }),
 			lines.DurationField("latency", func(e *Event) *time.Duration { return &e.Latency }),
 			lines.UintField("bytes", 64, func(e *Event) *uint64 { return &e.Bytes }),
 			lines.IntField("merged", func(e *Event) *int { return &e.Merged }),
+			lines.IntField("merged_users", func(e *Event) *int { return &e.MergedUsers }),
+			lines.IntField("merged_values", func(e *Event) *int { return &e.MergedValues }),
 			flagField("divided", func(e *Event) *bool { return &e.Divided }),
 			flagField("shadow", func(e *Event) *bool { return &e.Shadow }),
 			flagField("non_finite", func(e *Event) *bool { return &e.NonFinite }),
@@ -272,6 +276,9 @@ func (a *Advice) append(b []byte) []byte {
 		b = l.Table.Append(append(b, " table="...))
 		b = lines.Flag(b, "sure", "no", l.Doubtful)
 		b = lines.Text(b, "told", string(l.Told))
+		b = lines.Float(b, "rows_a_user", l.Law.PerUser)
+		b = lines.Float(b, "rows_a_value", l.Law.PerValue)
+		b = lines.Text(b, "told_work", string(l.ToldWork))
 	}
 	b = lines.Flag(b, "factors", "yes", a.Factors != nil)
 	for _, agent := range sortedKeys(a.Factors) {
@@ -321,7 +328,9 @@ func AppendAction(b []byte, a *Action) []byte {
 		b = lines.Int(lines.Item(b, "model", a.Model.Key()), "batch", a.BatchSize)
 	case Observed, ObservedCut:
 		b = lines.Item(lines.Text(b, "agent", a.Member.Name), "model", a.Model.Key())
-		b = lines.Duration(lines.Int(b, "batch", a.BatchSize), "execution", a.Duration)
+		b = lines.Int(lines.Int(lines.Int(b, "batch", a.BatchSize), "users", a.Users), "values",
+			a.Values)
+		b = lines.Duration(b, "execution", a.Duration)
 	case PoolChanged:
 		b = lines.Number(lines.Number(b, "members", len(a.Pool.Members)), "models",
 			len(a.Pool.Models))
@@ -513,6 +522,13 @@ func (p *parser) setAdvice(key, value string) (err error) {
 	case key == "told" && l != nil:
 		l.Told, l.Profile = []byte(value), &profiles.Table{}
 		err = l.Profile.UnmarshalJSON(l.Told)
+	case key == "rows_a_user" && l != nil:
+		l.Law.PerUser, err = strconv.ParseFloat(value, 64)
+	case key == "rows_a_value" && l != nil:
+		l.Law.PerValue, err = strconv.ParseFloat(value, 64)
+	case key == "told_work" && l != nil:
+		l.ToldWork, l.Profile = []byte(value), &profiles.Table{}
+		err = l.Profile.UnmarshalJSON(l.ToldWork)
 	case key == "factors":
 		a.Factors, a.Slow = map[names.AgentName]float64{}, map[names.AgentName]names.LaneType{}
 		_, err = parseYes(value)

@@ -48,15 +48,7 @@ func NewBook(library *Library) *Book {
 
 // Keys returns the keys that have a learner, ordered by model, instance type, provider, cores,
 // neighbours, version and checksum.
-func (b *Book) Keys() []Key { return slices.SortedFunc(maps.Keys(b.learners), compareKeys) }
-
-func compareKeys(a, b Key) int {
-	return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.InstanceType, b.InstanceType),
-		cmp.Compare(a.Provider, b.Provider),
-		cmp.Compare(a.Cores, b.Cores), cmp.Compare(a.Beside, b.Beside),
-		cmp.Compare(a.Version, b.Version),
-		cmp.Compare(a.Checksum, b.Checksum))
-}
+func (b *Book) Keys() []Key { return slices.SortedFunc(maps.Keys(b.learners), Key.Compare) }
 
 // FindLearner returns the learner of a key; nil if it has none. The learner belongs to the book.
 func (b *Book) FindLearner(key Key) *Learner {
@@ -193,7 +185,7 @@ func (b *Book) Forget(now time.Time, keep time.Duration, used func(Key) bool) (f
 		return key
 	}
 	slices.SortFunc(over, func(x, y Key) int { // by model and kind of lane, then newest first
-		return cmp.Or(compareKeys(like(x), like(y)), cmp.Compare(y.Version, x.Version),
+		return cmp.Or(like(x).Compare(like(y)), cmp.Compare(y.Version, x.Version),
 			b.learners[y].updated.Compare(b.learners[x].updated))
 	})
 	var kept []Key

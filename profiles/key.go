@@ -1,6 +1,7 @@
 package profiles
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -40,6 +41,15 @@ func (k Key) String() string {
 		s += ", beside " + k.Beside
 	}
 	return s + ")"
+}
+
+// Compare orders keys by model, instance type, provider, cores, neighbours, version and checksum.
+func (k Key) Compare(o Key) int {
+	return cmp.Or(cmp.Compare(k.Model, o.Model), cmp.Compare(k.InstanceType, o.InstanceType),
+		cmp.Compare(k.Provider, o.Provider),
+		cmp.Compare(k.Cores, o.Cores), cmp.Compare(k.Beside, o.Beside),
+		cmp.Compare(k.Version, o.Version),
+		cmp.Compare(k.Checksum, o.Checksum))
 }
 
 // A LaneDescription describes where a model runs, as far as its key depends on that.

@@ -260,6 +260,22 @@ func (t *Table) Scale(factor float64) *Table {
 	return t.ScaleBy(func(int) float64 { return factor })
 }
 
+// Stretch returns the table with batch sizes multiplied by factor, which must be above 0 and finite: a
+// batch of factor times as many takes as long.
+func (t *Table) Stretch(factor float64) *Table {
+	s := *t
+	s.knots = nil
+	for _, k := range t.knots {
+		size := int(min(max(1, math.Round(float64(k.BatchSize)*factor)), MaxBatchSize))
+		if n := len(s.knots); n > 0 && s.knots[n-1].BatchSize == size {
+			s.knots = s.knots[:n-1] // the larger of two sizes that become one counts
+		}
+		k.BatchSize = size
+		s.knots = append(s.knots, k)
+	}
+	return &s
+}
+
 type tableJSON struct {
 	Key
 	Origin Origin     `json:"origin"`

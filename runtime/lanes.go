@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,6 +75,10 @@ type Query struct {
 	Model     Model
 	Inputs    []tensor.Tensor
 	BatchSize int
+	// Work is the batch size that takes as long, by which the lanes plan and the estimator learns, where
+	// the query's users and values count; 0: BatchSize. Users and Values are those.
+	Work          int
+	Users, Values int
 	// Roles are those of the model's inputs and outputs; nil: it has none.
 	Roles *roles.Roles
 	// Profile is the name under which the estimator keeps execution times: the model and version,
@@ -174,11 +179,12 @@ type Lanes struct {
 // A caller is a goroutine in Do, and its query.
 type caller struct {
 	lane.Query
-	ctx    context.Context
-	cancel context.CancelFunc
-	inputs []tensor.Tensor
-	roles  *roles.Roles
-	single Model // runs the query on one core; nil: nothing does, or it is not to
+	ctx                 context.Context
+	cancel              context.CancelFunc
+	inputs              []tensor.Tensor
+	roles               *roles.Roles
+	rows, users, values int   // of the query: its BatchSize is its work
+	single              Model // runs the query on one core; nil: nothing does, or it is not to
 
 	// Guarded by the lanes' mutex until the caller goes on.
 	decided   chan struct{} // closed when isDecided; nil if that was so at once
@@ -334,10 +340,10 @@ func (l *Lanes) Do(ctx context.Context, q Query) (*Result, error) {
 	c := &caller{
 		Query: lane.Query{
 			Place: queue.Place{Background: q.Background}, Profile: q.Profile,
-			BatchSize: q.BatchSize, QoSTarget: q.QoSTarget, RejectLate: q.RejectLate,
+			BatchSize: cmp.Or(q.Work, q.BatchSize), QoSTarget: q.QoSTarget, RejectLate: q.RejectLate,
 			Refuse: q.Refuse, Preferred: q.Lane, Group: q.Group,
 		},
-		inputs: q.Inputs, roles: q.Roles,
+		inputs: q.Inputs, roles: q.Roles, rows: q.BatchSize, users: q.Users, values: q.Values,
 	}
 	c.Owner = c
 	if q.Deadline.IsZero() {
@@ -444,6 +450,7 @@ func (l *Lanes) runAlone(c *caller, q *Query) (*Result, error) {
 	})
 	if err == nil {
 		result.Queries, result.Items = 1, q.BatchSize
+		result.Users, result.Values, result.Work = q.Users, q.Values, c.BatchSize
 		if c.IsOnCore() {
 			result.Divided = l.cores
 		}

@@ -69,6 +69,9 @@ func (c *class) isAlike(inputs []tensor.Tensor) bool {
 type mergedRun struct {
 	members []*caller // the first may be cancelled as any other: its goroutine goes on
 	rows    int
+	users   int
+	values  int
+	work    int
 	copied  chan struct{} // closed when the members' inputs are not read any more
 	parts   []*Result     // of its result, by member; nil once a member has it
 	ctx     context.Context
@@ -77,12 +80,13 @@ type mergedRun struct {
 
 // newMergedRun makes callers, whose queries have just got a lane as one run, its members.
 func newMergedRun(run *lane.Run) {
-	m := &mergedRun{rows: run.Rows, copied: make(chan struct{})}
+	m := &mergedRun{work: run.Rows, copied: make(chan struct{})}
 	m.members = make([]*caller, len(run.Members))
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	for i, q := range run.Members {
 		c := q.Owner.(*caller)
 		m.members[i], c.merged = c, m
+		m.rows, m.users, m.values = m.rows+c.rows, m.users+c.users, m.values+c.values
 	}
 }
 
@@ -195,7 +199,7 @@ func (b *memory) concatenateInputs(m *mergedRun) []tensor.Tensor {
 func split(whole *Result, m *mergedRun, on int) ([]*Result, error) {
 	rows := make([]int, len(m.members))
 	for k, c := range m.members {
-		rows[k] = c.BatchSize
+		rows[k] = c.rows
 	}
 	n := len(whole.Outputs)
 	outputs := make([]tensor.Tensor, len(m.members)*n)
@@ -220,6 +224,7 @@ func split(whole *Result, m *mergedRun, on int) ([]*Result, error) {
 		parts[k] = &Result{
 			Outputs: outputs[k*n : (k+1)*n : (k+1)*n], Execution: whole.Execution,
 			Lane: on, Queries: len(m.members), Items: m.rows, Joined: k > 0, release: release,
+			Users: m.users, Values: m.values, Work: m.work,
 		}
 	}
 	return parts, nil

@@ -60,6 +60,8 @@ type Result struct {
 	// run can be counted once.
 	Queries, Items int
 	Joined         bool
+	// Users, Values and Work are the sums of theirs ([Query]).
+	Users, Values, Work int
 	// Divided is how many cores the lane has if the run had only one of them ([Query.Divide]); else
 	// 0.
 	Divided int

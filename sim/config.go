@@ -11,6 +11,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/match"
+	"github.com/muster-serve/muster/profiles/work"
 	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim/colocate"
@@ -39,6 +40,9 @@ type Model struct {
 	Latencies map[string]match.Latencies
 	// Known are the latencies that the policy assumes; nil means that it knows Latencies.
 	Known map[string]match.Latencies
+	// Law says how many rows a user and a value of a query take as long as in Latencies, and the policy
+	// knows it; the zero Law: rows alone.
+	Law work.Law
 	// RejectLate says to reject queries that no type can serve in time any more, and queries that
 	// become late while they wait at a lane.
 	RejectLate bool

@@ -348,8 +348,8 @@ func (r *simulation) addQuery(q *workload.Query) {
 		early: q.At < r.warmUp,
 	}
 	asked := fleet.ArrivingQuery{
-		Sequence: seq, Model: m.first, BatchSize: q.BatchSize, Work: q.Work,
-		Arrival: r.now,
+		Sequence: seq, Model: m.first, BatchSize: q.BatchSize, Users: q.Users, Values: q.Values,
+		Work: q.Work, Arrival: r.now,
 		Uniform: drawUniform(r.ranks), Noise: r.drawFactor(r.noise),
 	}
 	if m.shares != nil {

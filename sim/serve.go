@@ -31,7 +31,8 @@ func (r *simulation) describeFleet() {
 	c := &r.serves
 	for i, m := range r.matchModels() {
 		m.Merge = r.cfg.Merge
-		c.Models = append(c.Models, fleet.Model{Model: m, Share: r.models[r.modelOf(i)].qosShare()})
+		of := &r.models[r.modelOf(i)]
+		c.Models = append(c.Models, fleet.Model{Model: m, Share: of.qosShare(), Law: of.Law})
 	}
 	number := map[int]int{}
 	for i := range r.lanes {

@@ -21,10 +21,11 @@ func withHistories(seed uint64, stream iter.Seq[workload.Query],
 	return func(yield func(workload.Query) bool) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		for q := range stream {
-			history := meanHistory * math.Exp(r.NormFloat64()-.5)
-			q.Work = q.BatchSize + int(min(math.Ceil(history), 300))
-			if q.BatchSize += meanHistory; sees {
-				q.BatchSize = q.Work
+			history := int(min(math.Ceil(meanHistory*math.Exp(r.NormFloat64()-.5)), 300))
+			if q.Work = q.BatchSize + history; sees {
+				q.Users, q.Values = 1, history
+			} else {
+				q.BatchSize += meanHistory
 			}
 			if !yield(q) {
 				return
@@ -52,6 +53,10 @@ func withWork(tb testing.TB, c *Config, sees bool) {
 	}
 	seen := workload.NewQueryTrace("seen")
 	for q := range stream {
+		if sees {
+			q.BatchSize = q.Work
+			c.Models[0].Law.PerValue = 1
+		}
 		if seen.Add(q); seen.Len() == 20_000 {
 			break
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/learn"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/work"
 )
 
 const (
@@ -97,7 +98,10 @@ func (s *profileLearner) startFrom(v *control.View) {
 	}
 	told := make([]leader.Latency, len(v.GetProfiles()))
 	for i, p := range v.GetProfiles() {
-		told[i] = leader.Latency{TableKey: p.Key(), Told: p.GetTable()}
+		told[i] = leader.Latency{
+			TableKey: p.Key(), Told: p.GetTable(), ToldWork: p.GetWorkTable(),
+			Law: work.NewLaw(p.GetRowsPerUser(), p.GetRowsPerValue()),
+		}
 	}
 	s.state.Suggest(members, told)
 }
@@ -192,7 +196,7 @@ func (s *profileLearner) fillDemand(out *control.FleetDemand, now time.Time) {
 		out.Models = append(out.Models, known)
 	}
 	for _, l := range learned {
-		table, err := json.Marshal(l.LatencyTable().ByLoad())
+		table, err := json.Marshal(s.state.ByWork(l.Key(), l.LatencyTable()).ByLoad())
 		if err != nil {
 			continue // a learned table can always be encoded
 		}

@@ -379,6 +379,7 @@ func (s *placementPump) refreshLatencies(now time.Time, needs tableNeeds) {
 			if table == nil {
 				table = learn.Guess(n.key, n.target, n.largest)
 			}
+			table = s.term.learning.state.ByWork(n.key, table)
 			if n.factor != 1 {
 				table = table.Scale(n.factor)
 			}

@@ -19,6 +19,7 @@ import (
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/learn"
+	"github.com/muster-serve/muster/profiles"
 )
 
 // A term is the time for which this agent leads, from its election until it steps down. The
@@ -296,7 +297,8 @@ func (t *term) carryOut(a *leader.Action) {
 		t.learning.addArrival(learn.Arrival{Model: a.Model, BatchSize: a.BatchSize, At: t.now})
 	case leader.Observed, leader.ObservedCut:
 		t.learning.addObservation(learn.Observation{
-			Member: a.Member, Model: a.Model, BatchSize: a.BatchSize, Execution: a.Duration,
+			Member: a.Member, Model: a.Model, BatchSize: a.BatchSize, Users: a.Users,
+			Values: a.Values, Execution: a.Duration,
 			Cut: a.Kind == leader.ObservedCut, At: t.now,
 		})
 	case leader.PoolChanged:
@@ -421,6 +423,7 @@ func profilesOf(latencies []*leader.Latency) (all []*control.Profile) {
 	for _, l := range latencies {
 		all = append(all, &control.Profile{
 			Model: string(l.Model), Type: string(l.Type), Table: l.Told,
+			RowsPerUser: l.Law.PerUser, RowsPerValue: l.Law.PerValue, WorkTable: l.ToldWork,
 		})
 	}
 	return all
@@ -563,6 +566,8 @@ func (t *term) handleCompletion(name names.AgentName, c *control.Completed) {
 		Remaining: control.Duration(c.GetRemainingNs()), Refused: c.GetRefused() != "",
 		Model:     leader.ModelID{Name: c.GetModel(), Version: c.GetVersion()},
 		BatchSize: int(c.GetBatchSize()), Bytes: c.GetBytes(),
+		Users: int(c.GetUsers()), Values: countOf(c.GetValues()),
+		MergedUsers: int(c.GetMergedUsers()), MergedValues: countOf(c.GetMergedValues()),
 		Execution: control.Duration(c.GetExecutionNs()), Queue: control.Duration(c.GetQueueNs()),
 		Receive: control.Duration(c.GetReceiveNs()), Latency: control.Duration(c.GetLatencyNs()),
 		Merged: int(c.GetMerged()), Divided: c.GetDivided(), Shadow: c.GetShadow(),
@@ -610,3 +615,9 @@ func (t *term) tellLeadership() {
 	}
 	t.placing.tellSuccessor()
 }
+
+// maxValues bounds how many values of ragged inputs a query is taken to have: numbers come from other
+// machines, and work is computed of them. Chosen: 64 values for each of the largest batch.
+const maxValues = 64 * profiles.MaxBatchSize
+
+func countOf(values uint64) int { return int(min(values, maxValues)) }

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"sync"
 	"sync/atomic"
@@ -10,7 +11,9 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/work"
 )
 
 // estimates predict how long queries run on this agent's lanes, learned from the queries that ran
@@ -37,6 +40,9 @@ type estimate struct {
 	// observed counts the observations; when it reaches rebuild, the table is built anew.
 	observed uint64
 	rebuild  uint64
+	// law is what the leader has learned of what users and values take; if it is not zero, table is
+	// by work, and key a key of this agent's book for that law.
+	law work.Law
 }
 
 func newEstimates(library *profiles.Library, catalogue *profiles.Catalogue,
@@ -89,6 +95,9 @@ func (e *estimates) estimateOf(profile names.ModelKey) *estimate {
 // what is known of it if nothing else is. e.mu is held.
 func (e *estimates) renewEstimate(profile names.ModelKey, known *estimate) *estimate {
 	fresh := e.newEstimate(profile, known.checksum)
+	if known.law != (work.Law{}) {
+		fresh.key, fresh.table, fresh.law = keyByWork(fresh.key, known.law), nil, known.law
+	}
 	if fresh.key == known.key {
 		return known
 	}
@@ -97,6 +106,56 @@ func (e *estimates) renewEstimate(profile names.ModelKey, known *estimate) *esti
 		fresh.table = e.book.Table(fresh.key)
 	}
 	return fresh
+}
+
+// keyByWork is the key of this agent's book under which it learns by work of a law.
+func keyByWork(key profiles.Key, law work.Law) profiles.Key {
+	key.Checksum += fmt.Sprintf(" by work %v %v", law.PerUser, law.PerValue)
+	return key
+}
+
+// adoptLaws takes what the leader tells of the work of models on lanes of this agent, which own
+// describes: from then on its estimates are by work, and begin with the leader's.
+func (e *estimates) adoptLaws(own *control.Member, told []*control.Profile) {
+	for _, p := range told {
+		profile := names.ModelKey(p.GetModel())
+		name, _ := profile.Split()
+		typ, of := own.LaneTypeOf(name), names.LaneType(p.GetType())
+		if of != typ && of != typ.Own(own.AgentName()) {
+			continue
+		}
+		law, table := work.NewLaw(p.GetRowsPerUser(), p.GetRowsPerValue()), &profiles.Table{}
+		if law != (work.Law{}) && json.Unmarshal(p.GetWorkTable(), table) != nil {
+			continue // the next will be better
+		}
+		e.mu.Lock()
+		if known := e.learned[profile]; known != nil && known.law != law {
+			fresh := e.newEstimate(profile, known.checksum)
+			if law != (work.Law{}) {
+				fresh.key, fresh.law = keyByWork(fresh.key, law), law
+				e.book.Begin(fresh.key, table)
+				fresh.table = e.book.Table(fresh.key)
+			}
+			e.learned[profile] = fresh
+			e.learnedTimes.Add(1)
+		}
+		e.mu.Unlock()
+	}
+}
+
+// sizeOf is the batch size with rows alone that takes as long as a query of a loaded version.
+func (e *estimates) sizeOf(loaded *LoadedVersion, batchSize int, size roles.QuerySize) int {
+	if size.Users == 0 && size.Values == 0 {
+		return batchSize
+	}
+	e.mu.Lock()
+	known := e.learned[loaded.Model.profile]
+	e.mu.Unlock()
+	if known == nil || known.law == (work.Law{}) {
+		return batchSize
+	}
+	largest := max(batchSize, loaded.Version.Config.LargestBatchSize)
+	return min(known.law.Size(batchSize, size.Users, size.Values), largest)
 }
 
 // noteRearranged notes that the lanes have changed: models may run beside others, or on other

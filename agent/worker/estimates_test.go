@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"testing"
@@ -9,6 +10,8 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/api/roles"
+	"github.com/muster-serve/muster/models"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -102,5 +105,65 @@ func TestLearned(t *testing.T) {
 		now[0].Key().Type != held.LaneType() {
 		t.Errorf("before it was %v, now %v; want a profile of ncf/1 on %s", before, now,
 			held.LaneType())
+	}
+}
+
+// TestAdoptsLaw: once the leader has told what values take, sizes are work and estimates those of the
+// leader's profile by work; what gateways are told without a leader stays by rows.
+func TestAdoptsLaw(t *testing.T) {
+	own := &control.Member{
+		Name: "a", InstanceType: "x", Lanes: 1,
+		Models: []*control.Model{{Name: "m", Version: 1}},
+	}
+	e := newEstimates(profiles.ShippedLibrary(), profiles.DefaultCatalogue(), func() *control.Member { return own })
+	e.noteLoaded("m/1", "sum")
+	for range 40 {
+		e.Observe("m/1", 10, 30*time.Millisecond)
+	}
+	loaded := &LoadedVersion{
+		Version: &models.Version{Config: models.Config{LargestBatchSize: 100}},
+		Model:   &LoadedModel{profile: "m/1"},
+	}
+	size := func(values int) int {
+		return e.sizeOf(loaded, 10, roles.QuerySize{Rows: 10, Users: 1, Values: values})
+	}
+	if n := size(40); n != 10 {
+		t.Errorf("without a law the size is %d, want the rows", n)
+	}
+	byWork, err := profiles.NewTable(profiles.Key{Model: "m", InstanceType: "x", Provider: "cpu"},
+		profiles.Learned, "", []profiles.Knot{
+			{BatchSize: 10, Mean: 5e6, P50: 5e6, P90: 5e6, P99: 5e6},
+			{BatchSize: 100, Mean: 95e6, P50: 95e6, P90: 95e6, P99: 95e6},
+		})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(byWork)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := &control.Profile{
+		Model: "m/1", Type: string(own.LaneTypeOf("m")), RowsPerValue: .5, WorkTable: text,
+	}
+	other := &control.Profile{Model: "m/1", Type: "other", RowsPerValue: 3, WorkTable: text}
+	e.adoptLaws(own, []*control.Profile{told, other})
+	if a, b := size(40), size(1000); a != 30 || b != 100 {
+		t.Errorf("the sizes are %d and %d, want 30 and the largest, 100", a, b)
+	}
+	if got := e.Estimate("m/1", 30); got != 25*time.Millisecond {
+		t.Errorf("work of 30 rows takes %v, want 25ms", got)
+	}
+	v := &control.View{Members: []*control.Member{own}}
+	e.addProfiles(v)
+	var byRows profiles.Table
+	if err := json.Unmarshal(v.Profiles[0].Table, &byRows); err != nil {
+		t.Fatal(err)
+	}
+	if got := byRows.Mean(10); got < 29*time.Millisecond {
+		t.Errorf("gateways are told that 10 rows take %v, want 30ms", got)
+	}
+	e.adoptLaws(own, []*control.Profile{{Model: "m/1", Type: told.Type, Table: text}})
+	if n := size(40); n != 10 {
+		t.Errorf("when the law is gone the size is %d, want the rows", n)
 	}
 }

@@ -236,6 +236,7 @@ func (w *Worker) applyMessages(k *followedLink) {
 	if w.config.Leading.Leadership().GetLeader() == string(k.from) {
 		if news := k.takeMessage(); news != nil {
 			w.config.Fleet.ToldByLeader(news)
+			w.estimates.adoptLaws(w.config.Fleet.Own(), news.GetProfiles())
 			for _, l := range w.listeners {
 				if l.Hear(news) {
 					k.addToMessage(l.Greet)

@@ -2,11 +2,13 @@ package worker
 
 import (
 	"context"
+	"math"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/runtime"
 )
@@ -102,7 +104,10 @@ func (w *Worker) answerProbe(ctx context.Context, id reservationID, req *control
 	if w.config.Callers.Query(ctx, secure.Probed, 0) != nil {
 		return answer
 	}
-	reservation := w.lanes.Reserve(loaded.Model.profile, int(req.BatchSize), keepReservation)
+	size := w.estimates.sizeOf(loaded, int(req.BatchSize), roles.QuerySize{
+		Users: int(req.GetUsers()), Values: int(min(req.GetValues(), math.MaxInt32)),
+	})
+	reservation := w.lanes.Reserve(loaded.Model.profile, size, keepReservation)
 	w.mu.Lock()
 	former := w.reservations[id]
 	w.reservations[id] = reservation

@@ -140,6 +140,9 @@ func (w *Worker) executeQuery(ctx context.Context, loaded *LoadedVersion, req *o
 		Model:       loaded.Model.runs,
 		Inputs:      q.inputs,
 		BatchSize:   q.batchSize,
+		Work:        w.estimates.sizeOf(loaded, q.batchSize, q.size),
+		Users:       q.size.Users,
+		Values:      q.size.Values,
 		Roles:       loaded.Version.Roles,
 		Profile:     loaded.Model.profile,
 		Arrival:     e.arrival,
@@ -156,7 +159,8 @@ func (w *Worker) executeQuery(ctx context.Context, loaded *LoadedVersion, req *o
 	if err != nil {
 		var cut *runtime.CutError
 		if errors.As(err, &cut) {
-			w.estimates.observeCut(loaded.Model.profile, q.batchSize, cut.After)
+			w.estimates.observeCut(loaded.Model.profile,
+				w.estimates.sizeOf(loaded, q.batchSize, q.size), cut.After)
 		}
 		return executedRun{}, err
 	}

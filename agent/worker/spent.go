@@ -184,7 +184,7 @@ func (w *Worker) hasTroubles() bool {
 func (w *Worker) noteRun(model *LoadedModel, batchSize int, result *runtime.Result,
 	now time.Time) (parts [lateness.Components]time.Duration) {
 	if result.Items > 0 {
-		batchSize = result.Items
+		batchSize = result.Work
 	}
 	w.measurer.meter.Touch(now)
 	w.measurer.divideRun(&parts, &model.baseline, batchSize, result.Execution, now, w.hasTroubles())

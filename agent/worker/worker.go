@@ -424,7 +424,7 @@ func (w *Worker) performAttempt(ctx context.Context, req *oip.Request, t *attemp
 		return nil, fmt.Errorf("%w: it is a shadow, and no lane is idle for %v", outcome.ErrRefused,
 			remaining)
 	}
-	w.noteHeld(t, q.batchSize)
+	w.noteHeld(t, w.estimates.sizeOf(loaded, q.batchSize, q.size))
 	ran, err := w.executeQuery(ctx, loaded, req, q, execution{
 		timeout: req.Timeout, arrival: t.arrival, lane: int(t.attempt.Lane),
 		reservation: t.reservation, answers: answers,
@@ -547,6 +547,7 @@ func setDurations(c *control.Completed, ran executedRun) {
 	c.QueueNs, c.ExecutionNs = int64(result.Queue), int64(result.Execution)
 	if result.Queries > 1 {
 		c.Merged = uint32(result.Items)
+		c.MergedUsers, c.MergedValues = uint32(result.Users), uint64(result.Values)
 	}
 	if result.Joined {
 		c.QueueNs, c.ExecutionNs = c.QueueNs+c.ExecutionNs, 0

@@ -209,7 +209,7 @@ func (c *Changes) nextProfiles(profiles []*Profile, change *View) {
 	for _, p := range profiles {
 		key := p.Key()
 		if told := c.profiles[key]; told == nil ||
-			told != p && string(told.GetTable()) != string(p.GetTable()) {
+			told != p && !p.isLike(told) {
 			c.profiles[key] = p
 			change.Profiles = append(change.Profiles, p)
 		}

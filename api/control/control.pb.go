@@ -3410,10 +3410,15 @@ func (x *ClassPrice) GetServiceMs() float64 {
 
 // A Profile is the latency of a model on an instance type, as JSON of profiles.Table.
 type Profile struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"` // name/version
-	Type          string                 `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`   // of lanes, see names.go
-	Table         []byte                 `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"` // in a Watch of changes empty of one that is no more
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Model string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"` // name/version
+	Type  string                 `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`   // of lanes, see names.go
+	Table []byte                 `protobuf:"bytes,3,opt,name=table,proto3" json:"table,omitempty"` // in a Watch of changes empty of one that is no more
+	// A user and a value of ragged inputs take as long as so many rows; 0 and 0: table says all. Else
+	// work_table is the profile by rows and such rows together, and table that by rows alone.
+	RowsPerUser   float64 `protobuf:"fixed64,4,opt,name=rows_per_user,json=rowsPerUser,proto3" json:"rows_per_user,omitempty"`
+	RowsPerValue  float64 `protobuf:"fixed64,5,opt,name=rows_per_value,json=rowsPerValue,proto3" json:"rows_per_value,omitempty"`
+	WorkTable     []byte  `protobuf:"bytes,6,opt,name=work_table,json=workTable,proto3" json:"work_table,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3465,6 +3470,27 @@ func (x *Profile) GetType() string {
 func (x *Profile) GetTable() []byte {
 	if x != nil {
 		return x.Table
+	}
+	return nil
+}
+
+func (x *Profile) GetRowsPerUser() float64 {
+	if x != nil {
+		return x.RowsPerUser
+	}
+	return 0
+}
+
+func (x *Profile) GetRowsPerValue() float64 {
+	if x != nil {
+		return x.RowsPerValue
+	}
+	return 0
+}
+
+func (x *Profile) GetWorkTable() []byte {
+	if x != nil {
+		return x.WorkTable
 	}
 	return nil
 }
@@ -8584,11 +8610,15 @@ const file_control_control_proto_rawDesc = "" +
 	"\x06models\x18\x01 \x03(\tR\x06models\x12\x15\n" +
 	"\x06per_ms\x18\x02 \x01(\x01R\x05perMs\x12\x1d\n" +
 	"\n" +
-	"service_ms\x18\x03 \x01(\x01R\tserviceMs\"I\n" +
+	"service_ms\x18\x03 \x01(\x01R\tserviceMs\"\xb2\x01\n" +
 	"\aProfile\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12\x14\n" +
-	"\x05table\x18\x03 \x01(\fR\x05table\"t\n" +
+	"\x05table\x18\x03 \x01(\fR\x05table\x12\"\n" +
+	"\rrows_per_user\x18\x04 \x01(\x01R\vrowsPerUser\x12$\n" +
+	"\x0erows_per_value\x18\x05 \x01(\x01R\frowsPerValue\x12\x1d\n" +
+	"\n" +
+	"work_table\x18\x06 \x01(\fR\tworkTable\"t\n" +
 	"\bLaneLoad\x12\x14\n" +
 	"\x05agent\x18\x01 \x01(\tR\x05agent\x12\x15\n" +
 	"\x06age_ns\x18\x02 \x01(\x03R\x05ageNs\x12!\n" +

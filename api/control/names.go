@@ -15,6 +15,13 @@ func (p *Profile) Key() names.TableKey {
 	}
 }
 
+// isLike reports whether two profiles of one key say the same.
+func (p *Profile) isLike(o *Profile) bool {
+	return string(p.GetTable()) == string(o.GetTable()) && p.GetRowsPerUser() == o.GetRowsPerUser() &&
+		p.GetRowsPerValue() == o.GetRowsPerValue() &&
+		string(p.GetWorkTable()) == string(o.GetWorkTable())
+}
+
 // Key names the version of the model that is asked for.
 func (m *ModelDemand) Key() names.ModelKey {
 	return names.NewModelKey(m.GetModel(), m.GetVersion())

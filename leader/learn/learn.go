@@ -51,7 +51,8 @@ type State struct {
 	scaled  map[names.AgentName]*departure // by agent with profiles of its own
 	solver  fluid.Solver
 	prices  []fluid.Price
-	unmet   map[names.ModelKey]unmet // see unmetOf
+	unmet   map[names.ModelKey]unmet      // see unmetOf
+	works   map[leader.ModelID]*modelWork // of models whose queries have users or values
 
 	goneModels profiles.Absence[leader.ModelID]
 	goneTables profiles.Absence[names.TableKey]
@@ -83,7 +84,7 @@ type Seen struct {
 // An Arrival is the arrival of one query.
 type Arrival struct {
 	Model     leader.ModelID
-	BatchSize int
+	BatchSize int // its work
 	At        time.Time
 }
 
@@ -92,10 +93,12 @@ type Arrival struct {
 type Observation struct {
 	Member    *leader.Member
 	Model     leader.ModelID
-	BatchSize int
-	Execution time.Duration
-	At        time.Time
-	Cut       bool
+	BatchSize int // rows
+	// Users and Values are those of the run; Users is below 0 if they are not known.
+	Users, Values int
+	Execution     time.Duration
+	At            time.Time
+	Cut           bool
 }
 
 // New returns the state of a new term. The book holds the profiles known from before. The state
@@ -105,6 +108,7 @@ func New(book *profiles.Book) *State {
 		book: book, pool: &leader.Pool{}, monitors: map[leader.ModelID]*profiles.Monitor{},
 		told: map[names.TableKey]profile{}, learned: map[profiles.Key]bool{},
 		scaled: map[names.AgentName]*departure{}, unmet: map[names.ModelKey]unmet{},
+		works: map[leader.ModelID]*modelWork{},
 	}
 }
 
@@ -136,6 +140,7 @@ func (s *State) Suggest(members []*leader.Member, told []leader.Latency) {
 		}
 		s.book.Begin(key, &t)
 		s.learned[key] = t.Origin() == profiles.Learned
+		s.suggestWork(key, l)
 	}
 }
 
@@ -230,6 +235,7 @@ func (s *State) observeExecution(x Observation) (urgent bool) {
 		return false
 	}
 	s.unlooked, s.changed = true, true
+	s.observeWork(key, &x)
 	l := s.book.FindLearner(key)
 	return !s.learned[key] && l != nil && l.Queries() <= firstQueries
 }
@@ -266,6 +272,7 @@ func (s *State) Forget(now time.Time) (models []leader.ModelID, tables []names.T
 	for _, key := range tables {
 		delete(s.told, key)
 	}
+	s.forgetWorks(models, used)
 	maps.DeleteFunc(s.monitors, func(id leader.ModelID, _ *profiles.Monitor) bool {
 		return s.findModel(id) == nil || slices.Contains(models, id)
 	})
@@ -340,8 +347,8 @@ func (s *State) Learned() (all []*profiles.Learner) {
 func (s *State) Sizes() map[string]int {
 	return map[string]int{
 		"monitors": len(s.monitors), "told": len(s.told), "learned": len(s.learned),
-		"scaled": len(s.scaled),
-		"book":   len(s.book.Keys()),
+		"scaled": len(s.scaled), "works": len(s.works),
+		"book": len(s.book.Keys()),
 	}
 }
 

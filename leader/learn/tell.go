@@ -13,6 +13,7 @@ import (
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/work"
 )
 
 const (
@@ -50,6 +51,8 @@ type profile struct {
 	table   *profiles.Table
 	largest int
 	sure    bool
+	law     work.Law        // of table
+	byRows  *profiles.Table // table by rows alone, if law is not zero; else nil
 }
 
 // typeOf is the type of a part of the member's lanes as the matcher knows it: the member's own,
@@ -237,11 +240,14 @@ func (s *State) adviseProfiles(a *leader.Advice) error {
 				if held := p.Model(id); held != nil {
 					g = d.agentAt(held.Profile)
 				}
-				now.table = now.table.ScaleBy(g.At)
+				if now.table = now.table.ScaleBy(g.At); now.byRows != nil {
+					now.byRows = now.byRows.ScaleBy(g.At)
+				}
 			}
 			if before, ok := s.told[key]; ok && before.largest >= m.Largest &&
-				before.sure == now.sure &&
-				sameLatency(before.table, now.table, m.Largest) {
+				before.sure == now.sure && before.law == now.law &&
+				sameLatency(before.table, now.table, m.Largest) && (now.byRows == nil ||
+				sameLatency(before.byRows, now.byRows, m.Largest)) {
 				return
 			}
 			latency, err := latencyOf(key, now)
@@ -295,6 +301,10 @@ func (s *State) profileOf(member *leader.Member, part *leader.PartitionLanes, m 
 		now.table = Guess(key, m.QoSTarget, m.Largest)
 		now.sure = false
 	}
+	if w := s.works[m.ModelID]; w != nil && w.law != (work.Law{}) {
+		now.law, now.byRows = w.law, now.table
+		now.table = w.workTable(key, now.byRows)
+	}
 	return now
 }
 
@@ -330,9 +340,14 @@ func latencyOf(key names.TableKey, p profile) (*leader.Latency, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &leader.Latency{
+	l := &leader.Latency{
 		TableKey: key, Profile: p.table, Table: table, Doubtful: !p.sure, Told: data,
-	}, nil
+	}
+	if p.byRows != nil {
+		l.Law, l.ToldWork = p.law, data
+		l.Told, err = json.Marshal(p.byRows)
+	}
+	return l, err
 }
 
 // sameLatency reports whether two profiles differ by less than what is told.

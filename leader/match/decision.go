@@ -21,7 +21,7 @@ const (
 	// and steps the matcher with LaneHas. The lane gets no query until it answers, or until it no
 	// longer holds the attempt that was late. Attempt counts how often this was asked.
 	Ask
-	// Split: Query is split into as many parts as Rows has entries, of these batch sizes, in the
+	// Split: Query is split into as many parts as Rows has entries, of so many rows, in the
 	// order of the query's rows. The matcher has forgotten Query. Its parts, [QueryID.Part] 1 and
 	// up, wait as queries of their own, with the arrival and deadline of Query. They ask for Model,
 	// so that one variant answers all rows.
@@ -68,7 +68,7 @@ type Decision struct {
 	Reason  Reason
 	Query   QueryID
 	Attempt int    // number of the assignment; 1 for the first
-	Rows    []int  // Split: the parts' batch sizes
+	Rows    []int  // Split: the parts' rows
 	Lane    LaneID // Assign, OfferAgain, Ask
 	// Model is the model that Lane runs, or that the parts of a split query ask for: the one that
 	// the query names, or a variant of the family that it names. Family is then that family, and

@@ -25,8 +25,8 @@ const (
 	// TimePassed says only that time has passed; the caller steps with it when
 	// the matcher asked to be stepped and nothing else happened.
 	TimePassed EventKind = iota
-	// Submitted: Query, Model, LeastAccuracy, BatchSize, Waited, TimeLeft, Attempt, Splits. Model
-	// is a model or a family. Attempt is the number of the query's last assignment, 0 if there was
+	// Submitted: Query, Model, LeastAccuracy, BatchSize, Rows, Once, Waited, TimeLeft, Attempt,
+	// Splits. Model is a model or a family. Attempt is the number of the query's last assignment, 0 if there was
 	// none. A second submit of a query that the matcher knows is ignored, unless its gateway has
 	// made attempts that the matcher does not know; then the query waits anew.
 	//
@@ -110,6 +110,11 @@ type Event struct {
 	LeastAccuracy float64
 	// BatchSize must be in 1..the model's largest batch size; a query with another is rejected.
 	BatchSize int
+	// Rows is the number of rows of a query that takes as long as one of BatchSize rows, because of
+	// its users and values: Rows <= BatchSize. The model's largest batch size then bounds the rows,
+	// and a larger BatchSize counts as that. Once is the part of BatchSize that each part of the
+	// query has again, if it is split: 0 <= Once < BatchSize. Rows 0: as many as BatchSize.
+	Rows, Once int
 	// QoSTarget and RejectLate are those of [Model]; so is Splits with ModelChanged.
 	QoSTarget  time.Duration
 	RejectLate bool

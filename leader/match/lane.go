@@ -22,7 +22,9 @@ type query struct {
 	// model is the variant that the lane is to run; while horizon merges queries, also the variant
 	// with which horizon plans the query.
 	model    int
-	batch    int
+	batch    int     // its size: its work in rows
+	rows     int     // its rows; fewer than batch if users and values count
+	once     int     // what each part of it has of batch again
 	arrival  float64 // ms; before the first event if negative
 	deadline float64 // ms; +Inf: none
 	bound

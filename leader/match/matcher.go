@@ -593,12 +593,12 @@ func (m *Matcher) admitQuery(e *Event, reason Reason) *query {
 	add := query{
 		id: e.Query, family: m.lookupFamily(e.Model), accuracy: e.LeastAccuracy, batch: e.BatchSize,
 		arrival: m.now - toMs(max(0, e.Waited)), deadline: math.Inf(1), attempt: max(0, e.Attempt),
-		splits: e.Splits, part: part,
+		splits: e.Splits, part: part, rows: cmp.Or(e.Rows, e.BatchSize), once: e.Once,
 	}
 	switch {
 	case add.family == nil || len(add.family.variants) == 0:
 		reason = UnknownModel
-	case e.BatchSize < 1 || e.BatchSize > add.family.largest:
+	case add.rows < 1 || !add.fitsWithin(add.family.largest):
 		reason = BadBatchSize
 	case len(add.allowedVariants()) == 0:
 		reason = LeastAccuracy
@@ -638,7 +638,7 @@ func (m *Matcher) add(as query) *query {
 func (m *Matcher) wait(q *query) {
 	q.lane, q.sent = nil, false
 	switch { // the family has changed since
-	case q.batch > q.family.largest:
+	case !q.fitsWithin(q.family.largest):
 		m.rejectQuery(q, BadBatchSize, 0)
 		return
 	case len(q.allowedVariants()) == 0 && len(q.family.variants) > 0:

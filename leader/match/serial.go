@@ -95,6 +95,8 @@ var (
 		Submitted: {
 			queryField, attemptField, anyLaneField, modelField,
 			lines.IntField("batch", func(e *Event) *int { return &e.BatchSize }),
+			lines.IntField("rows", func(e *Event) *int { return &e.Rows }),
+			lines.IntField("once", func(e *Event) *int { return &e.Once }),
 			lines.DurationField("waited", func(e *Event) *time.Duration { return &e.Waited }),
 			lines.DurationField("time_left", func(e *Event) *time.Duration { return &e.TimeLeft }),
 			splitsField,

@@ -73,8 +73,7 @@ func (m *Matcher) partTaken(q *query) bool {
 	return false
 }
 
-// split replaces q, which waits at s and may be split, by parts of the given batch sizes, which
-// wait at s. All ask for the given variant, so that one answers all rows.
+// split replaces q, which waits at s and may be split, by parts of so many rows, which wait at s. All ask for the given variant, so that one answers all rows.
 func (s *shard) split(q *query, rows []int, model int) []*query {
 	m := s.m
 	q.model = model
@@ -83,10 +82,11 @@ func (s *shard) split(q *query, rows []int, model int) []*query {
 	}))
 	s.removeWaiting(q)
 	parts := make([]*query, len(rows))
-	for p, batch := range rows {
+	for p, n := range rows {
 		part := m.add(query{
 			id: q.id.Part(p + 1), family: m.alone[model], model: model, accuracy: q.accuracy,
-			batch: batch, arrival: q.arrival, deadline: q.deadline, splits: true, part: true,
+			batch: q.partWork(n), rows: n, once: q.once,
+			arrival: q.arrival, deadline: q.deadline, splits: true, part: true,
 		})
 		part.bound = m.computeBound(part)
 		s.addLive(part)
@@ -112,7 +112,7 @@ const (
 	splitMost = 6
 )
 
-// A splitPlan is a way to split a query: the parts' batch sizes, and the slots where they are in
+// A splitPlan is a way to split a query: the parts' rows, and the slots where they are in
 // time.
 type splitPlan struct {
 	model       int // the variant
@@ -125,7 +125,37 @@ type splitPlan struct {
 // maySplit reports whether q may run as several parts. A query that was ever sent is not split: its
 // last attempt may still be answered.
 func (m *Matcher) maySplit(q *query) bool {
-	return q.splits && !q.part && q.attempt == 0 && q.batch > 1 && q.family.splits
+	return q.splits && !q.part && q.attempt == 0 && q.rows > 1 && q.family.splits
+}
+
+// fitsWithin reports whether q has at most so many rows. If so, more work than such rows counts as
+// theirs: tables end there.
+func (q *query) fitsWithin(largest int) bool {
+	if q.rows > largest {
+		return false
+	}
+	if q.batch > largest {
+		q.batch = largest
+		q.once = min(q.once, largest-q.rows)
+	}
+	return true
+}
+
+// partWork is the batch size of a part of q with so many rows: what each part has again, and its
+// share of the rest, rounded up.
+func (q *query) partWork(rows int) int {
+	if q.rows == q.batch {
+		return rows
+	}
+	return q.once + (rows*(q.batch-q.once)+q.rows-1)/q.rows
+}
+
+// rowsWithin is the largest number of q's rows whose partWork is at most work; 0: none.
+func (q *query) rowsWithin(work int) int {
+	if q.rows == q.batch {
+		return work
+	}
+	return max(0, work-q.once) * q.rows / (q.batch - q.once)
 }
 
 // split splits queries into parts that are in time in slots for which nothing is planned: what is
@@ -225,7 +255,7 @@ func (h *horizon) cheapestSplit(s *shard, q *query) (best splitPlan, ok bool) {
 	return best, ok
 }
 
-// cuttingBy returns the cutting of q, to run by a variant, into the fewest parts, of sizes in
+// cuttingBy returns the cutting of q, to run by a variant, into the fewest parts, of rows in
 // proportion to what their slots can serve in time. It returns false if there is none, or q is in
 // time whole in such a slot.
 func (h *horizon) cuttingBy(s *shard, q *query, v variant) (c splitPlan, ok bool) {
@@ -243,7 +273,7 @@ func (h *horizon) cuttingBy(s *shard, q *query, v variant) (c splitPlan, ok bool
 		if table == nil {
 			continue
 		}
-		can := table.largestWithin(due-slot.start, q.batch)
+		can := q.rowsWithin(table.largestWithin(due-slot.start, q.batch))
 		for i, o := range most {
 			if can > o {
 				copy(most[i+1:], most[i:])
@@ -254,7 +284,7 @@ func (h *horizon) cuttingBy(s *shard, q *query, v variant) (c splitPlan, ok bool
 		}
 	}
 	room := 0
-	for ; room < q.batch; c.n++ {
+	for ; room < q.rows; c.n++ {
 		if c.n == MostParts || most[c.n] == 0 {
 			return c, false
 		}
@@ -263,10 +293,11 @@ func (h *horizon) cuttingBy(s *shard, q *query, v variant) (c splitPlan, ok bool
 	if c.n < 2 {
 		return c, false
 	}
-	left := q.batch
+	left := q.rows
 	for i := range c.n {
-		batch := (left*most[i] + room - 1) / room // at most most[i], and the last is left
-		c.rows[i], left, room = batch, left-batch, room-most[i]
+		rows := (left*most[i] + room - 1) / room // at most most[i], and the last is left
+		c.rows[i], left, room = rows, left-rows, room-most[i]
+		batch := q.partWork(rows)
 		slot := h.slots[c.slots[i]]
 		grp := &h.groups[slot.group]
 		table := slot.lane.latencyTable(v.model)

@@ -24,6 +24,17 @@ type Run struct {
 // alone.
 type Law struct{ PerUser, PerValue float64 }
 
+// NewLaw returns the law of numbers that another machine has sent; the zero Law if they make no sense.
+func NewLaw(perUser, perValue float64) Law {
+	if !(perUser >= 0 && perUser <= maxRatio && perValue >= 0 && perValue <= maxRatio) {
+		return Law{}
+	}
+	return Law{perUser, perValue}
+}
+
+// maxRatio is far more rows than a user takes as long as: a batch has at most 65,536 of them.
+const maxRatio = 1e6
+
 // Work is the work of a query in rows, not rounded.
 func (l Law) Work(rows, users, values int) float64 {
 	return float64(rows) + l.PerUser*float64(users) + l.PerValue*float64(values)

@@ -25,7 +25,8 @@ type Query struct {
 	queue.Place
 	Owner any // a value of the caller's
 	// Profile is the name under which the estimator keeps execution times: the model and version.
-	Profile   names.ModelKey
+	Profile names.ModelKey
+	// BatchSize is its work: the batch size of a query with rows alone that takes as long.
 	BatchSize int
 	Arrival   time.Duration
 	// QoSTarget is the latency, counted from Arrival, within which the query should be answered. 0

@@ -10,6 +10,7 @@ import (
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/match"
 	"github.com/muster-serve/muster/profiles"
+	"github.com/muster-serve/muster/profiles/work"
 	"github.com/muster-serve/muster/runtime/queue/merge"
 	"github.com/muster-serve/muster/sim/colocate"
 )
@@ -94,6 +95,9 @@ type Model struct {
 	Share float64
 	// Deadline is how long after its arrival a query is dropped; 0 means as Config.Deadline says.
 	Deadline time.Duration
+	// Law says how many rows a user and a value count as in what is known of its latencies from the
+	// start; the zero Law: rows alone.
+	Law work.Law
 }
 
 // leaderID is the model's id at a leader.
@@ -153,6 +157,8 @@ type ArrivingQuery struct {
 	Family names.ModelKey
 	// BatchSize is in 1..the model's largest batch size.
 	BatchSize int
+	// Users and Values are what else the query has, as the leader sees it. Parts share the user.
+	Users, Values int
 	// Work is the batch size that takes as long, where the leader sees another; 0: BatchSize.
 	Work    int
 	Arrival time.Duration
@@ -165,6 +171,19 @@ type ArrivingQuery struct {
 
 // Size is the batch size by which the query takes its time.
 func (q *ArrivingQuery) Size() int { return cmp.Or(q.Work, q.BatchSize) }
+
+// sizeOf is the size of a query in the known latencies of its model: rows, or work.
+func (f *Fleet) sizeOf(q *ArrivingQuery) int {
+	return f.sizeOfRun(q.Model, q.BatchSize, q.Users, q.Values)
+}
+
+func (f *Fleet) sizeOfRun(model, rows, users, values int) int {
+	if f.laws[model] == (work.Law{}) {
+		return rows
+	}
+	m := &f.cfg.Models[model]
+	return max(rows, min(f.laws[model].Size(rows, users, values), m.LargestBatchSize))
+}
 
 // askedName is what a query asks for.
 func (c *Config) askedName(q *ArrivingQuery) names.ModelKey {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
+	"github.com/muster-serve/muster/profiles/work"
 )
 
 const (
@@ -64,6 +65,7 @@ type Fleet struct {
 	// when the last message from one host to another arrives
 	lastAt    map[[2]*endpoint]time.Duration
 	delays    []delay                           // delays in force
+	laws      []work.Law                        // by model, of what is known of its latencies
 	known     *leader.Advice                    // latencies and prices, known from the start
 	told      map[names.TableKey]leader.Latency // those that leaders have learned and told
 	ahead     time.Duration                     // State.Ahead of the last leader
@@ -122,6 +124,7 @@ func (f *Fleet) addAgents() {
 	f.indexOf = map[names.ModelKey]int{}
 	for i := range f.cfg.Models {
 		f.indexOf[f.cfg.Models[i].Name] = i
+		f.laws = append(f.laws, f.cfg.Models[i].Law)
 	}
 	number, known := map[names.LaneType]int{}, map[names.TableKey]bool{}
 	for i := range f.cfg.Lanes {
@@ -146,7 +149,7 @@ func (f *Fleet) addAgents() {
 			if key := (names.TableKey{Model: model.leaderID().Key(), Type: l.Type}); !known[key] {
 				known[key] = true
 				f.known.Latencies = append(f.known.Latencies, &leader.Latency{
-					TableKey: key, Table: table,
+					TableKey: key, Table: table, Law: model.Law,
 				})
 			}
 		}

@@ -53,19 +53,20 @@ type gatewayQuery struct {
 // A call carries an attempt to an agent, and its answer back.
 type call struct {
 	lane.Query
-	of          *gatewayQuery
-	model       int // which runs: the query's, or one of the family that it asks for
-	gateway     *gateway
-	number      int           // 1 for the query's first
-	sent        merge.GroupID // the queries that it is to run with
-	merged      int           // items of its run, if others run with it
-	joined      bool          // it runs with another, whose end tells the leader of the run
-	over        bool          // the lane has run it or given it back
-	to          *agent
-	reservation uint64 // id of the reservation; 0: a leader chose the lane
-	waited      time.Duration
-	cameAt      time.Duration
-	found       int // how many others were at the lane then
+	of                        *gatewayQuery
+	model                     int // which runs: the query's, or one of the family that it asks for
+	gateway                   *gateway
+	number                    int           // 1 for the query's first
+	sent                      merge.GroupID // the queries that it is to run with
+	merged                    int           // items of its run, if others run with it
+	mergedUsers, mergedValues int           // of that run
+	joined                    bool          // it runs with another, whose end tells the leader of the run
+	over                      bool          // the lane has run it or given it back
+	to                        *agent
+	reservation               uint64 // id of the reservation; 0: a leader chose the lane
+	waited                    time.Duration
+	cameAt                    time.Duration
+	found                     int // how many others were at the lane then
 }
 
 // An attemptExit is how an attempt ended.
@@ -137,7 +138,7 @@ func (g *gateway) p99Execution(q *queries.Query, name names.AgentName) time.Dura
 	if of.Family != "" {
 		model = g.f.indexOf[q.Variant()]
 	}
-	return g.f.named[name].lane.Known[model].Quantile(0.99, of.BatchSize)
+	return g.f.named[name].lane.Known[model].Quantile(0.99, g.f.sizeOf(&of.ArrivingQuery))
 }
 
 // addLane adds an agent's lane to those that the gateway knows.
@@ -238,7 +239,7 @@ func (g *gateway) noteWaiting(q *gatewayQuery, begins bool) {
 	}
 }
 
-// split carries out a leader's decision to split a query into parts of the given batch sizes.
+// split carries out a leader's decision to split a query into parts of so many rows.
 func (g *gateway) split(sequence uint64, rows []int) {
 	split := g.state.ToSplit(sequence)
 	if split == nil {
@@ -249,6 +250,9 @@ func (g *gateway) split(sequence uint64, rows []int) {
 	for i, n := range rows {
 		part := &gatewayQuery{ArrivingQuery: whole.ArrivingQuery, whole: whole}
 		part.BatchSize, part.Work = n, (whole.Work*n+whole.BatchSize-1)/whole.BatchSize
+		if whole.Users > 0 { // their work is that of each part
+			part.Work = n + max(0, whole.Work-whole.BatchSize)
+		}
 		if g.f.cfg.Luck != nil {
 			g.f.cfg.Luck(&part.ArrivingQuery, i+1)
 		}
@@ -587,8 +591,8 @@ func (g *gateway) submit(s *queries.Submit) leader.Event {
 		Kind: leader.Submitted, Gateway: g.id, Sequence: g.numberAtLeader(q.state.Sequence),
 		Attempt:   int(s.Attempts),
 		Model:     leader.ModelID{Name: string(g.f.cfg.askedName(&q.ArrivingQuery))},
-		BatchSize: q.BatchSize,
-		Waited:    s.Waited, TimeLeft: s.TimeLeft, Agent: s.Agent, Splits: true,
+		BatchSize: q.BatchSize, Users: q.Users, Values: q.Values,
+		Waited: s.Waited, TimeLeft: s.TimeLeft, Agent: s.Agent, Splits: true,
 	}
 }
 
@@ -709,7 +713,7 @@ func (g *gateway) beginInquiry(q *gatewayQuery) {
 		}
 	}
 	about := match.Inquiry{
-		Query: q.state.Sequence, Model: f.cfg.askedName(&q.ArrivingQuery), BatchSize: q.BatchSize,
+		Query: q.state.Sequence, Model: f.cfg.askedName(&q.ArrivingQuery), BatchSize: f.sizeOf(&q.ArrivingQuery),
 		Arrival: epoch.Add(q.Arrival),
 	}
 	for _, name := range q.state.Failed() {
@@ -764,7 +768,7 @@ func (g *gateway) carryOutDecision() {
 		q := g.inquired[do.Query]
 		switch do.Kind {
 		case inquire.AskLane:
-			a, model, batch, id := f.agents[do.Lane], q.Model, q.BatchSize, do.ID
+			a, model, batch, id := f.agents[do.Lane], q.Model, f.sizeOf(&q.ArrivingQuery), do.ID
 			if q.Family != "" {
 				model = f.indexOf[do.Model]
 			}

@@ -52,11 +52,12 @@ func (a *agent) tellEnd(c *call, refused bool, ran time.Duration) {
 		Kind: leader.Completed, Agent: a.member.Name,
 		Gateway: c.gateway.id, Sequence: c.gateway.numberAtLeader(c.of.state.Sequence),
 		Attempt: c.number, Model: f.cfg.Models[c.model].leaderID(), BatchSize: c.of.BatchSize,
-		Remaining: a.busyTime(), Refused: refused,
+		Users: c.of.Users, Values: c.of.Values, Remaining: a.busyTime(), Refused: refused,
 		Execution: ran, Latency: f.now - c.of.Arrival,
 	}
 	if !refused {
 		e.Execution, e.Queue = f.now-c.Started(), c.Started()-c.cameAt
+		e.MergedUsers, e.MergedValues = c.mergedUsers, c.mergedValues
 		if e.Merged = c.merged; c.joined {
 			e.Execution, e.Queue = 0, f.now-c.cameAt
 		}
@@ -159,7 +160,7 @@ func (a *agent) takeAttempt(c *call) {
 		return
 	}
 	c.Query = lane.Query{
-		Owner: c, Profile: m.Name, BatchSize: c.of.BatchSize, Arrival: f.now - c.waited,
+		Owner: c, Profile: m.Name, BatchSize: f.sizeOf(&c.of.ArrivingQuery), Arrival: f.now - c.waited,
 		QoSTarget: m.QoSTarget, RejectLate: m.RejectLate, Class: a.classOf(c.model), Group: c.sent,
 	}
 	promised := false
@@ -176,7 +177,7 @@ func (a *agent) takeAttempt(c *call) {
 	a.held = append(a.held, c)
 	a.stepLane(lane.Event{Kind: lane.Arrived, Query: &c.Query})
 	if c.reservation != 0 && !c.over { // not sent by the leader
-		free := []time.Duration{before + l.Predicted[c.model].Mean(c.of.BatchSize)}
+		free := []time.Duration{before + l.Predicted[c.model].Mean(c.BatchSize)}
 		a.sendToLeader(func(t *term) {
 			t.step(&leader.Event{Kind: leader.LanesFree, Agent: a.member.Name, Free: free})
 		})
@@ -192,11 +193,16 @@ func (a *agent) start(c *call, run *lane.Run) {
 	if run == nil {
 		a.running = append(a.running, c)
 	} else {
-		whole.BatchSize, whole.Work = run.Rows, 0
+		whole.BatchSize, whole.Work, whole.Users, whole.Values = 0, 0, 0, 0
+		for _, q := range run.Members {
+			of := &q.Owner.(*call).of.ArrivingQuery
+			whole.BatchSize, whole.Work = whole.BatchSize+of.BatchSize, whole.Work+of.Size()
+			whole.Users, whole.Values = whole.Users+of.Users, whole.Values+of.Values
+		}
 		for _, q := range run.Members {
 			x := q.Owner.(*call)
-			whole.Work += x.of.Size()
-			x.merged, x.joined = run.Rows, x != c
+			x.merged, x.joined = whole.BatchSize, x != c
+			x.mergedUsers, x.mergedValues = whole.Users, whole.Values
 			a.running = append(a.running, x)
 		}
 	}

@@ -44,6 +44,9 @@ func (t *term) tellLatencies(all []*leader.Latency) {
 	f := t.f
 	for _, l := range all {
 		f.told[l.TableKey] = *l
+		if m := f.modelOf(l.Model); m >= 0 {
+			f.laws[m] = l.Law
+		}
 	}
 	for _, g := range f.gateways {
 		t.callGateway(g, func() {

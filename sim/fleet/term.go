@@ -415,7 +415,8 @@ func (t *term) noteForLearning(a *leader.Action) {
 		t.scheduleLearning(learnRest)
 	case leader.Observed, leader.ObservedCut:
 		t.seen.Observations = append(t.seen.Observations, learn.Observation{
-			Member: a.Member, Model: a.Model, BatchSize: a.BatchSize, Execution: a.Duration,
+			Member: a.Member, Model: a.Model, BatchSize: a.BatchSize, Users: a.Users,
+			Values: a.Values, Execution: a.Duration,
 			Cut: a.Kind == leader.ObservedCut, At: epoch.Add(f.now),
 		})
 		t.scheduleLearning(learnRest)
