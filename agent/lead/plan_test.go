@@ -7,6 +7,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/leader/propose"
+	"github.com/muster-serve/muster/leader/staffing"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -38,7 +39,7 @@ func TestPlan(t *testing.T) {
 	}
 	now := 2*prices["g4dn.xlarge"] + 2*prices["r5n.large"]
 	if p.Rate != 500 || p.Now.GetPrice() != now || p.Now.GetLimit() <= 500 ||
-		p.Now.GetAllowable() != 0.95*p.Now.GetLimit() || len(p.Now.GetInstances()) != 2 {
+		p.Now.GetAllowable() != staffing.SafeShare(4)*p.Now.GetLimit() || len(p.Now.GetInstances()) != 2 {
 		t.Errorf("what runs is told as %v of a rate of %v", p.Now, p.Rate)
 	}
 	if !p.Change || p.State != "proposed" || len(p.Changes) == 0 || p.Proposed.GetPrice() >= now ||

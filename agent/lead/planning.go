@@ -292,7 +292,7 @@ func messageOf(plan *propose.Plan) *control.Plan {
 
 func choiceOf(problem *plan.Problem, p *plan.Plan, priced bool) *control.Plan_Choice {
 	c := &control.Plan_Choice{
-		Limit: p.FluidLimit, Allowable: approximately * p.FluidLimit, Binding: p.Binding,
+		Limit: p.FluidLimit, Allowable: p.Predicted, Binding: p.Binding,
 	}
 	if priced {
 		c.Price = p.Price

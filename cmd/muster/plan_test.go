@@ -118,7 +118,7 @@ func TestPlanBadInput(t *testing.T) {
 // configurations to list.
 func TestPlanLarge(t *testing.T) {
 	for args, want := range map[string]string{
-		"--rate 500":   "g4dn.xlarge=1,r5n.large=55 ",
+		"--rate 500":   "g4dn.xlarge=1,r5n.large=49 ",
 		"--budget 50":  "g4dn.xlarge=5,c5n.2xlarge=1,r5n.large=315 ",
 		"--rate 20000": "the cheapest of ",
 	} {

@@ -319,7 +319,7 @@ func (a *Analysis) Fluid(c Configuration) (*fluid.Solution, error) {
 }
 
 // DescribeConfiguration describes c: its price, its bounds, the types that limit its throughput,
-// the gain of one instance more of each type, and the expected rate by [Problem.Efficiency].
+// the gain of one instance more of each type, and the expected rate by [Configuration.SafeShare].
 func (a *Analysis) DescribeConfiguration(c Configuration, reason string) (Plan, error) {
 	sol, err := a.Fluid(c)
 	if err != nil {
@@ -331,7 +331,7 @@ func (a *Analysis) DescribeConfiguration(c Configuration, reason string) (Plan, 
 		Price:         p.Price(c),
 		FluidLimit:    sol.Rate,
 		Bound:         sol.Rate,
-		Predicted:     p.efficiencyOrDefault() * sol.Rate,
+		Predicted:     c.SafeShare() * sol.Rate,
 		Binding:       a.bindingTypes(c, sol),
 		Reason:        reason,
 	}

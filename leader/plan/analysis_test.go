@@ -243,7 +243,8 @@ func TestRelaxation(t *testing.T) {
 		}
 
 		need := sorted[0] * r.Float64()
-		cheapest, err := newRelaxation(a, space).cheapestReaching(1, need)
+		cheapest, err := newRelaxation(a, space).cheapestReaching(1,
+			func(Configuration) float64 { return need })
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -286,7 +287,7 @@ func BenchmarkEq15(b *testing.B) {
 		b.Run(fmt.Sprint(budget), func(b *testing.B) {
 			space := 0
 			for b.Loop() {
-				if _, space, err = a.firstByOrder(10, byEq15, 0); err != nil {
+				if _, space, err = a.firstByOrder(10, byEq15, needFor(0)); err != nil {
 					b.Fatal(err)
 				}
 			}

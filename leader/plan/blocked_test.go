@@ -30,11 +30,11 @@ func TestBlocked(t *testing.T) {
 	}{
 		{305 * time.Millisecond, 2, true, 2 * 1010. / 300 / .99},
 		{305 * time.Millisecond, 1, true, 2 * 10. / 300 / .99},
-		{4 * time.Millisecond, 1, false, 0.85 * 2000. / 5 / .99},
-		{305 * time.Millisecond, 200, false, 0.85 * 400_000. / 306 / .99},
+		{4 * time.Millisecond, 1, false, 0.7 * 2000. / 5 / .99},
+		{305 * time.Millisecond, 200, false, (1 - 0.3/math.Sqrt(200)) * 400_000. / 306 / .99},
 	} {
 		p := &Problem{
-			Types: []Type{{Name: "x", Price: 1}}, Budget: 200, Target: 0.99, Efficiency: 0.85,
+			Types: []Type{{Name: "x", Price: 1}}, Budget: 200, Target: 0.99,
 			Models: []ModelDemand{
 				model("short", 5*time.Millisecond, time.Millisecond),
 				model("long", 2*time.Second, tt.long),

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/muster-serve/muster/leader/staffing"
 )
 
 // TestCounts: whole counts are those that a list of all configurations gives, for both objectives.
@@ -25,7 +27,7 @@ func TestCounts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		short, err := a.shortlistSpace(nil)
+		short, err := a.shortlistSpace(staffing.SafeShare, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -34,17 +36,17 @@ func TestCounts(t *testing.T) {
 			t.Errorf("problem %d: highest limit %v, %v, want %v", i, got, err, most[0])
 		}
 		rate := most[0].bound * (0.2 + r.Float64())
-		want, err := newRelaxation(a, space).cheapestReaching(1, rate)
+		want, err := newRelaxation(a, space).cheapestReaching(1, needFor(rate))
 		if err != nil {
 			t.Fatal(err)
 		}
-		a.Problem.Objective = LeastCost
-		if short, err = a.shortlistSpace([]float64{rate}); err != nil {
+		a.Problem.Objective, a.Problem.Rate = LeastCost, rate
+		if short, err = a.shortlistSpace(staffing.SafeShare,
+			limitsFor(rate)); err != nil {
 			t.Fatal(err)
 		}
-		if got, err = newRelaxation(a, short).cheapestReaching(1, rate); err != nil ||
-			len(got) != len(want) ||
-			len(got) > 0 && (got[0].price > want[0].price+1e-6 || got[0].bound < roundBound(rate)) {
+		if got, err = newRelaxation(a, short).cheapestReaching(1, needFor(rate)); err != nil ||
+			len(got) != len(want) || len(got) > 0 && got[0].price > want[0].price+1e-6 {
 			t.Errorf("problem %d: for %.3g queries/s %v, %v, want %v", i, rate, got, err, want)
 		}
 		s, err := newCountSearch(a, rate)
@@ -100,21 +102,23 @@ func TestMoreTypesCostNoMore(t *testing.T) {
 			continue
 		}
 		compared++
-		if a, b := all.Plans[0], fewer.Plans[0]; a.Price > b.Price+1e-6 {
+		// Where they are not listed, the search settles on how many instances there are, of which the
+		// share depends that is safe: a thousandth may be missed.
+		if a, b := all.Plans[0], fewer.Plans[0]; a.Price > b.Price*(1+1e-3) {
 			t.Errorf("problem %d: %.6g queries/s cost %.6g $/hr by %s, and %.6g without %s by %s",
 				i,
 				p.Rate, a.Price, p.Name(a.Configuration), b.Price, p.Types[left].Name,
 				without.Name(b.Configuration))
 		}
-		a, err := analyse(p, p.efficiencyOrDefault())
+		a, err := analyse(p, staffing.SafeShare)
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, err := newCountSearch(a, p.Rate/p.efficiencyOrDefault())
+		s, err := newCountSearch(a, p.Rate/staffing.SafeShare(8))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.cheapestCounts(p.Rate/p.efficiencyOrDefault(), false); err != nil {
+		if _, err := s.cheapestCounts(p.Rate/staffing.SafeShare(8), false); err != nil {
 			t.Fatal(err)
 		}
 		nodes = append(nodes, maxNodes-s.nodes)

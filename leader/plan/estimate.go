@@ -3,7 +3,7 @@ package plan
 import "context"
 
 // A BoundEvaluator is an [Evaluator] that runs nothing. Its estimate of the allowable throughput is
-// [Problem.Efficiency] times the fluid limit. For the least cost, where the demand's rate exceeds
+// [Configuration.SafeShare] of the fluid limit. For the least cost, where the demand's rate exceeds
 // that estimate, it counts the excess queries as late.
 type BoundEvaluator struct {
 	Analysis *Analysis
@@ -16,7 +16,7 @@ func (b BoundEvaluator) Evaluate(_ context.Context, c Configuration) (Estimate, 
 		return Estimate{}, err
 	}
 	p := b.Analysis.Problem
-	rate := p.efficiencyOrDefault() * sol.Rate
+	rate := c.SafeShare() * sol.Rate
 	if p.Objective == LeastCost {
 		return Estimate{Value: min(1, rate/p.Rate)}, nil
 	}

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/muster-serve/muster/leader/staffing"
 )
 
 // Fluid is the planner that takes the configuration of the highest fluid limit, or, for the least
-// cost, the cheapest one whose limit times [Problem.Efficiency] reaches the rate. It evaluates
+// cost, the cheapest one whose limit times [Configuration.SafeShare] reaches the rate. It evaluates
 // none. Where there are too many to list, it chooses from a shortlist that holds the best one.
 type Fluid struct {
 	// Top is how many plans to return; 0 means DefaultTop.
@@ -17,13 +19,12 @@ type Fluid struct {
 
 // Plan implements [Planner]. The evaluator is not used and may be nil.
 func (f Fluid) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error) {
-	need := p.Rate / p.efficiencyOrDefault()
-	a, space, err := search(p, p.efficiencyOrDefault(), need)
+	a, space, err := search(p, staffing.SafeShare, limitsFor(p.Rate)...)
 	if err != nil {
 		return nil, err
 	}
 	if p.Objective == LeastCost {
-		found, err := newRelaxation(a, space).cheapestReaching(topOr(f.Top), need)
+		found, err := newRelaxation(a, space).cheapestReaching(topOr(f.Top), needFor(p.Rate))
 		if err != nil {
 			return nil, err
 		}
@@ -46,9 +47,23 @@ func (f Fluid) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error)
 	})
 }
 
+// limitsFor are fluid limits from which fleets of some to many instances are assumed to serve a
+// rate: those from which a search begins that lists no configurations.
+func limitsFor(rate float64) (limits []float64) {
+	for _, instances := range []float64{8, 16, 32, 64, 128, 512} {
+		limits = append(limits, rate/staffing.SafeShare(instances))
+	}
+	return limits
+}
+
+// needFor is the fluid limit from which a configuration is assumed to serve a rate.
+func needFor(rate float64) func(Configuration) float64 {
+	return func(c Configuration) float64 { return rate / c.SafeShare() }
+}
+
 // analyse analyses p. If p has no budget, it sets one: the price of the base instances that alone
-// would serve the rate at the given share of their fluid limit.
-func analyse(p *Problem, efficiency float64) (*Analysis, error) {
+// would serve the rate at the given share of their fluid limit, by how many they are.
+func analyse(p *Problem, share func(instances float64) float64) (*Analysis, error) {
 	a, err := Analyse(p)
 	if err != nil {
 		return nil, err
@@ -61,7 +76,7 @@ func analyse(p *Problem, efficiency float64) (*Analysis, error) {
 			return nil, err
 		}
 		a.unbudgeted = true
-		a.Problem.Budget = a.homogeneousPrice(p.Rate/efficiency, sol.Rate)
+		a.Problem.Budget = a.homogeneousPrice(p.Rate, sol.Rate, share)
 	}
 	return a, nil
 }
@@ -75,8 +90,9 @@ const maxListed = 100_000
 // the most throughput, the one of the highest limit, and those within one instance of these. These
 // are too large for Eq. 15, which may be half of what fleets of hundreds serve: the analysis is
 // without it.
-func search(p *Problem, efficiency float64, rates ...float64) (*Analysis, []Configuration, error) {
-	a, err := analyse(p, efficiency)
+func search(p *Problem, share func(instances float64) float64, rates ...float64) (*Analysis,
+	[]Configuration, error) {
+	a, err := analyse(p, share)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -86,12 +102,13 @@ func search(p *Problem, efficiency float64, rates ...float64) (*Analysis, []Conf
 		return a, space, err
 	}
 	a.eq15 = nil
-	space, err := a.shortlistSpace(rates)
+	space, err := a.shortlistSpace(share, rates)
 	return a, space, err
 }
 
 // shortlistSpace returns the configurations that [search] describes, without the others.
-func (a *Analysis) shortlistSpace(rates []float64) (space []Configuration, err error) {
+func (a *Analysis) shortlistSpace(share func(instances float64) float64,
+	rates []float64) (space []Configuration, err error) {
 	known := map[string]bool{}
 	add := func(s *countSearch, c Configuration) {
 		for _, c := range s.nearbyCounts(c) {
@@ -111,8 +128,19 @@ func (a *Analysis) shortlistSpace(rates []float64) (space []Configuration, err e
 			if err != nil {
 				return nil, err
 			}
-			if c != nil {
+			for range maxSettling { // of other counts other limits are enough
+				if c == nil {
+					break
+				}
 				add(s, c)
+				was := c.Clone()
+				need := a.Problem.Rate / share(float64(c.Count()))
+				if c, err = s.cheapestCounts(need, false); err != nil {
+					return nil, err
+				}
+				if slices.Equal(c, was) {
+					break
+				}
 			}
 		}
 	}
@@ -136,11 +164,22 @@ func (a *Analysis) shortlistSpace(rates []float64) (space []Configuration, err e
 	return space, nil
 }
 
-// homogeneousPrice is the price of the fewest base instances that serve rate, of each of which the
-// bound is each; 0 if the limit on their number does not allow so many.
-func (a *Analysis) homogeneousPrice(rate, each float64) float64 {
+// maxSettling bounds how often a search looks again for the number of instances that it has found.
+// Chosen: three times are enough but for fleets of a few.
+const maxSettling = 3
+
+// homogeneousPrice is the price of the fewest base instances that serve rate at the share of their
+// bound, of which each is that of one; 0 if the limit on their number does not allow so many.
+func (a *Analysis) homogeneousPrice(rate, each float64,
+	share func(instances float64) float64) float64 {
 	base := a.Problem.Types[a.Base]
 	n := math.Ceil(rate / each)
+	for range maxSettling {
+		n = math.Ceil(rate / each / share(n))
+	}
+	for each > 0 && n*each*share(n) < rate {
+		n++
+	}
 	if !(each > 0) || base.Max > 0 && n > float64(base.Max) {
 		return 0
 	}
@@ -158,9 +197,8 @@ func (a *Analysis) noteUnmet() {
 	for i := range p.Types {
 		p.Types[i].Max = 0
 	}
-	need := p.Rate / p.efficiencyOrDefault()
-	if free, space, err := search(&p, p.efficiencyOrDefault(), need); err == nil {
-		found, err := newRelaxation(free, space).cheapestReaching(1, need)
+	if free, space, err := search(&p, staffing.SafeShare, limitsFor(p.Rate)...); err == nil {
+		found, err := newRelaxation(free, space).cheapestReaching(1, needFor(p.Rate))
 		if err == nil && len(found) > 0 {
 			note += fmt.Sprintf("; %s at %.4g $/hr would", p.Name(found[0].c), found[0].price)
 		}
@@ -186,7 +224,7 @@ func (a *Analysis) makeResult(space int, found []boundedConfiguration,
 func (a *Analysis) unevaluatedPlan(b boundedConfiguration, reason string) (Plan, error) {
 	plan, err := a.DescribeConfiguration(b.c, reason)
 	plan.Bound = b.bound
-	plan.Predicted = min(plan.Predicted, a.Problem.efficiencyOrDefault()*b.bound)
+	plan.Predicted = min(plan.Predicted, b.c.SafeShare()*b.bound)
 	return plan, err
 }
 
@@ -198,7 +236,7 @@ func (a *Analysis) cheapestReason(space int, found []boundedConfiguration) func(
 			return fmt.Sprintf(
 				"the cheapest of %d configurations whose bound leaves room for %.6g queries/s, "+
 					"if distribution reaches %.0f %% of it",
-				space, a.Problem.Rate, 100*a.Problem.efficiencyOrDefault())
+				space, a.Problem.Rate, 100*found[0].c.SafeShare())
 		}
 		return fmt.Sprintf("costs %s %% more than the first",
 			formatPercent(100*(found[i].price/found[0].price-1)))

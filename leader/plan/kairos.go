@@ -8,6 +8,8 @@ import (
 	"math"
 	"slices"
 	"sort"
+
+	"github.com/muster-serve/muster/leader/staffing"
 )
 
 // Kairos is KAIROS's planner (section 5.2). It ranks configurations by Eq. 15, chooses one of the
@@ -21,9 +23,9 @@ var errSeveralModels = errors.New(
 	"the bound of Eq. 15 is for one model: for several use the fluid planner")
 
 // Plan implements [Planner]. The evaluator is not used and may be nil. For LeastCost it takes the
-// cheapest configuration whose bound times [Problem.Efficiency] reaches the rate.
+// cheapest configuration whose bound times [Configuration.SafeShare] reaches the rate.
 func (k Kairos) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error) {
-	a, err := analyse(p, p.efficiencyOrDefault())
+	a, err := analyse(p, staffing.SafeShare)
 	if err != nil {
 		return nil, err
 	}
@@ -32,11 +34,11 @@ func (k Kairos) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error
 	}
 	top := topOr(k.Top)
 	if p.Objective == LeastCost {
-		need := p.Rate / p.efficiencyOrDefault()
 		if a.unbudgeted { // by this bound base instances serve less than by their fluid limit
-			a.Problem.Budget = max(a.Problem.Budget, a.homogeneousPrice(need, a.eq15.all))
+			a.Problem.Budget = max(a.Problem.Budget,
+				a.homogeneousPrice(p.Rate, a.eq15.all, staffing.SafeShare))
 		}
-		found, space, err := a.firstByOrder(top, byPrice, need)
+		found, space, err := a.firstByOrder(top, byPrice, needFor(p.Rate))
 		if err != nil {
 			return nil, err
 		}
@@ -45,7 +47,7 @@ func (k Kairos) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error
 		}
 		a.noteUnmet()
 	}
-	all, space, err := a.firstByOrder(max(top, similarOf), byEq15, 0)
+	all, space, err := a.firstByOrder(max(top, similarOf), byEq15, needFor(0))
 	if err != nil {
 		return nil, err
 	}
@@ -67,10 +69,10 @@ func (k Kairos) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error
 func byEq15(a, b boundedConfiguration) int { return cmp.Compare(b.bound, a.bound) }
 
 // firstByOrder returns the first n configurations in the given order, among those whose Eq. 15
-// bound is at least need; equal ones are in the order of the counts. It keeps only n in memory,
-// because there may be millions. space is the number of all configurations.
+// bound is at least what is needed of them; equal ones are in the order of the counts. It keeps
+// only n in memory, because there may be millions. space is the number of all configurations.
 func (a *Analysis) firstByOrder(n int, order func(x, y boundedConfiguration) int,
-	need float64) (first []boundedConfiguration,
+	needed func(Configuration) float64) (first []boundedConfiguration,
 	space int, err error) {
 	all, err := a.Configurations()
 	if err != nil {
@@ -80,7 +82,7 @@ func (a *Analysis) firstByOrder(n int, order func(x, y boundedConfiguration) int
 		space++
 		b := boundedConfiguration{c: c, price: roundBound(a.Problem.Price(c)),
 			bound: a.eq15.boundOf(c)}
-		if b.bound < need || len(first) == n && order(b, first[n-1]) >= 0 {
+		if b.bound < needed(c) || len(first) == n && order(b, first[n-1]) >= 0 {
 			continue
 		}
 		b.c = c.Clone()

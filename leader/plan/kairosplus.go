@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/muster-serve/muster/leader/staffing"
 )
 
 // KairosPlus is the search of KAIROS+ (KAIROS, Algorithm 1). It evaluates configurations by falling
@@ -36,7 +38,7 @@ func (k KairosPlus) Plan(ctx context.Context, p *Problem, e Evaluator) (*Result,
 }
 
 func (k KairosPlus) maxThroughput(ctx context.Context, p *Problem, log *Log) (*Result, error) {
-	a, space, err := search(p, 1)
+	a, space, err := search(p, staffing.SafeShare)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +136,7 @@ func (k KairosPlus) orderByBound(a *Analysis, space []Configuration) func() (bou
 const (
 	// minEfficiency is the smallest share of its fluid limit that a fleet is assumed to reach. It
 	// bounds the price where the problem has no budget. Chosen: fleets of the papers' models reach
-	// .85 or more (DefaultEfficiency), and a fleet of one machine somewhat less.
+	// .85 or more, and a fleet of one machine somewhat less.
 	minEfficiency = 0.6
 	// efficiencySpread is by how much the shares of their fluid limits that configurations of
 	// similar price reach may differ. A configuration counts as failed if a cheaper one failed
@@ -152,7 +154,7 @@ func minCost(ctx context.Context, p *Problem, log *Log) (*Result, error) {
 		rate = min(rate*(1+efficiencySpread), p.Rate/minEfficiency)
 		rates = append(rates, rate)
 	}
-	a, space, err := search(p, minEfficiency, rates...)
+	a, space, err := search(p, func(float64) float64 { return minEfficiency }, rates...)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +190,9 @@ func minCost(ctx context.Context, p *Problem, log *Log) (*Result, error) {
 		a.noteUnmet()
 	}
 	if met < len(frontier) && failed >= 0 {
-		near, err := r.cheapestReaching(len(space), frontier[failed].bound*(1-efficiencySpread))
+		near, err := r.cheapestReaching(len(space), func(Configuration) float64 {
+			return frontier[failed].bound * (1 - efficiencySpread)
+		})
 		if err != nil {
 			return nil, err
 		}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/muster-serve/muster/leader/staffing"
 )
 
 // A Configuration is the number of instances of each type, >= 0, by index of [Problem.Types].
@@ -31,6 +33,10 @@ func (c Configuration) Count() int {
 	}
 	return n
 }
+
+// SafeShare is the share of c's fluid limit that c is assumed to serve within the QoS target where
+// nothing was evaluated.
+func (c Configuration) SafeShare() float64 { return staffing.SafeShare(float64(c.Count())) }
 
 // Within reports whether c is a sub-configuration of d or d itself: it has no more instances of any
 // type.

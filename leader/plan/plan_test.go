@@ -92,7 +92,6 @@ func TestValidate(t *testing.T) {
 		"rate is -1":                func(p *Problem) { p.Rate = -1 },
 		"give a rate above 0":       func(p *Problem) { p.Objective = LeastCost },
 		"share of 99":               func(p *Problem) { p.Target = 99 },
-		"efficiency is 2":           func(p *Problem) { p.Efficiency = 2 },
 		"model m: QoS target is 0s": func(p *Problem) { p.Models[0].QoSTarget = 0 },
 		"model m: weight is -1":     func(p *Problem) { p.Models[0].Weight = -1 },
 		"1 profiles for 2 instance types": func(p *Problem) {

@@ -420,7 +420,7 @@ func TestExactLoad(t *testing.T) {
 			BatchSizes: []profiles.Share{{BatchSize: 1, Share: 1}},
 			Latencies:  []Latencies{line{0, time.Millisecond}},
 		}},
-		Objective: LeastCost, Rate: 1000, Target: 0.9, Efficiency: 0.9,
+		Objective: LeastCost, Rate: 1000 / .9 * .7, Target: 0.9,
 	}
 	r, err := Fluid{}.Plan(t.Context(), p, nil)
 	if err != nil {

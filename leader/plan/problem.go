@@ -67,14 +67,7 @@ type Problem struct {
 	// Models are the demand. There are none if only the evaluator knows the demand, as with a
 	// published table.
 	Models []ModelDemand
-	// Efficiency is the share of the fluid limit that a fleet is assumed to serve within the QoS
-	// target where nothing was evaluated, in (0, 1]; 0 means DefaultEfficiency.
-	Efficiency float64
 }
-
-// DefaultEfficiency is the least share of the fluid limit that the policy horizon reaches on pools
-// of about a dozen instances (docs/internals/policies.md).
-const DefaultEfficiency = 0.85
 
 // DefaultTarget is the default of [Problem.Target].
 const DefaultTarget = 0.99
@@ -88,13 +81,6 @@ func (p *Problem) targetOrDefault() float64 {
 		return DefaultTarget
 	}
 	return p.Target
-}
-
-func (p *Problem) efficiencyOrDefault() float64 {
-	if p.Efficiency == 0 {
-		return DefaultEfficiency
-	}
-	return p.Efficiency
 }
 
 // Validate reports everything that is wrong with p and what to do about it, or nil.
@@ -136,9 +122,6 @@ func (p *Problem) Validate() error {
 	if !(p.Target >= 0 && p.Target < 1) {
 		bad("QoS target is met by a share of %v of the queries, want in (0, 1), such as 0.99",
 			p.Target)
-	}
-	if !(p.Efficiency >= 0 && p.Efficiency <= 1) {
-		bad("efficiency is %v, want in (0, 1]", p.Efficiency)
 	}
 	errs = append(errs, p.validateModels()...)
 	return errors.Join(errs...)

@@ -147,16 +147,17 @@ func (r *relaxation) byPrice() (order []int, price []float64) {
 	return order, price
 }
 
-// cheapestReaching returns the n cheapest configurations with a fluid limit of at least need; of
-// equally cheap ones, those of the highest limit.
-func (r *relaxation) cheapestReaching(n int, need float64) ([]boundedConfiguration, error) {
+// cheapestReaching returns the n cheapest configurations with a fluid limit of at least what is
+// needed of them; of equally cheap ones, those of the highest limit.
+func (r *relaxation) cheapestReaching(n int,
+	needed func(Configuration) float64) ([]boundedConfiguration, error) {
 	order, price := r.byPrice()
-	need = roundBound(need) // as limits are
 	var found []boundedConfiguration
 	for _, i := range order {
 		if len(found) >= n && price[i] > found[len(found)-1].price {
 			break
 		}
+		need := roundBound(needed(r.space[i])) // as limits are
 		if r.limit[i] < need {
 			continue
 		}

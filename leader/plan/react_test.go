@@ -156,7 +156,7 @@ func TestReact(t *testing.T) {
 		{"half again as many", trace(), 180, Configuration{1, 0, 13, 0}, true, 4,
 			"only that serves 180"},
 		{"far fewer", trace(), 30, Configuration{1, 0, 13, 0}, true, 1.3, "costs"},
-		{"a little fewer", trace(), 128, Configuration{1, 0, 13, 0}, false, 2.5, "still the best"},
+		{"a little fewer", trace(), 142, Configuration{1, 0, 13, 0}, false, 2.5, "still the best"},
 		{"small queries", small, 60, Configuration{4, 0, 0, 0}, true, 1, "costs"},
 		{"a large fleet", trace(), 18_000, Configuration{100, 0, 1300, 0}, true, 400,
 			"only that serves"},

@@ -27,13 +27,13 @@ const (
 	rest = time.Minute
 	// present is for how long a rate counts as that of the present.
 	present = time.Minute
-	// minMoved is by which share the rate must differ from the one planned for. Chosen: what
-	// [plan.DefaultEfficiency] leaves, so that the plan still serves the rate.
+	// minMoved is by which share the rate must differ from the one planned for. Chosen: about what
+	// fleets of a few machines leave free (staffing.SafeShare), so that the plan still serves the
+	// rate.
 	minMoved = 0.15
-	// byChance is by which share the rate may exceed what a fleet is sure to serve before that fleet
-	// is no saving any more: a rate of ten seconds varies, and the sure one leaves more room than
-	// this ([plan.DefaultEfficiency]). Chosen: the standard deviation of the mean of ten seconds
-	// at 40 queries/s.
+	// byChance is by which share the rate of ten seconds may exceed what a fleet is sure to serve
+	// before that fleet is no saving any more: it varies. Chosen: the standard deviation of the mean
+	// of ten seconds at 40 queries/s.
 	byChance = 0.05
 )
 
@@ -288,7 +288,11 @@ func (p *Proposer) Revise() (*Plan, bool) {
 		return p.plan, false
 	}
 	load := p.recent[len(p.recent)-1].load
-	state, why := p.plan.stateFor(&load)
+	mean := 0.0
+	for i := range p.recent {
+		mean += p.plan.rateOf(&p.recent[i].load) / float64(len(p.recent))
+	}
+	state, why := p.plan.stateFor(&load, mean)
 	if state == p.plan.State {
 		return p.plan, false
 	}
@@ -301,8 +305,21 @@ func (p *Proposer) Revise() (*Plan, bool) {
 	return p.plan, true
 }
 
-// stateFor returns the state of a plan for a load and, of a superseded one, why.
-func (p *Plan) stateFor(load *Load) (state State, why string) {
+// rateOf is the rate, in queries/s, of a load's models that were planned for.
+func (p *Plan) rateOf(load *Load) (rate float64) {
+	for i := range load.Models {
+		if slices.ContainsFunc(p.Problem.Models, func(m plan.ModelDemand) bool {
+			return m.Name == load.Models[i].Model
+		}) {
+			rate += load.Models[i].Rate
+		}
+	}
+	return rate
+}
+
+// stateFor returns the state of a plan for a load and, of a superseded one, why. mean is the mean
+// rate of the present minute.
+func (p *Plan) stateFor(load *Load, mean float64) (state State, why string) {
 	best := p.best()
 	now, planned := p.counts(p.Now.Configuration), p.counts(best.Configuration)
 	switch {
@@ -313,14 +330,7 @@ func (p *Plan) stateFor(load *Load) (state State, why string) {
 	default:
 		return Superseded, "the instances are others than when it was planned"
 	}
-	rate := 0.0
-	for i := range load.Models {
-		if slices.ContainsFunc(p.Problem.Models, func(m plan.ModelDemand) bool {
-			return m.Name == load.Models[i].Model
-		}) {
-			rate += load.Models[i].Rate
-		}
-	}
+	rate := p.rateOf(load)
 	if rate > best.FluidLimit {
 		return Superseded, fmt.Sprintf("%.4g queries/s arrive, and the fleet planned for %.4g "+
 			"serves at most %.4g", rate, p.Rate(), best.FluidLimit)
@@ -328,7 +338,7 @@ func (p *Plan) stateFor(load *Load) (state State, why string) {
 	if state != Proposed || best.FluidLimit > p.Now.FluidLimit {
 		return state, ""
 	}
-	if sure := best.Predicted; rate > (1+byChance)*sure {
+	if sure := best.Predicted; max(rate/(1+byChance), mean) > sure {
 		return Superseded, fmt.Sprintf("%.4g queries/s arrive, and the fleet planned for %.4g is "+
 			"sure to serve %.4g", rate, p.Rate(), sure)
 	}

@@ -125,6 +125,20 @@ func TestNoSavingWhileRateRises(t *testing.T) {
 	}
 }
 
+// TestNoSavingForMinute: a fleet that could not carry the mean of the present minute is no saving,
+// though chance might explain each ten seconds.
+func TestNoSavingForMinute(t *testing.T) {
+	f := newFleet(t, 8, 150)
+	f.passes(0)
+	f.rate = 166 // two boxes are sure to serve 159
+	if p := f.passes(0); p.State != Proposed {
+		t.Errorf("after ten seconds it is %s: %s", p.State, p.Reason)
+	}
+	if p := f.passes(20 * time.Second); p.State != Superseded || p.Change {
+		t.Errorf("after thirty seconds it is %s: %s", p.State, p.Reason)
+	}
+}
+
 // TestNoSavingWhileLate: while a model misses its target, no smaller fleet is shown as a saving,
 // whatever profiles say; when it is in time again, one is.
 func TestNoSavingWhileLate(t *testing.T) {

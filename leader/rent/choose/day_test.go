@@ -12,6 +12,7 @@ import (
 
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/leader/rent"
+	"github.com/muster-serve/muster/leader/staffing"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/workload"
 )
@@ -259,7 +260,7 @@ func autoscaled(t *testing.T, of, boots time.Duration,
 	}
 	serves := capacity.SafeRate
 	one := serves(map[profiles.InstanceType]int{kind.Type: 1})
-	limit := one / plan.DefaultEfficiency // at 100 % of its time
+	limit := one / staffing.SafeShare(1) // at 100 % of its time
 	var wishes []int
 	n, pending := 1, []time.Duration{}
 	for now := time.Duration(0); now < of; now += tick {
