@@ -189,8 +189,10 @@ func TestPlanPlaceLarge(t *testing.T) {
 			Plans []struct{ Accuracy float64 }
 			// Where money buys more accuracy, both families and accuracy have a price.
 			Margin *struct {
-				Queries map[string]float64 `json:"usd_per_million_queries"`
-				Point   float64            `json:"usd_per_hour_per_point_of_accuracy"`
+				Queries     map[string]float64 `json:"usd_per_million_queries"`
+				Rate        map[string]float64 `json:"usd_per_hour_per_qps"`
+				Millisecond map[string]float64 `json:"usd_per_hour_saved_per_ms_of_qos_target"`
+				Point       float64            `json:"usd_per_hour_per_point_of_accuracy"`
 			}
 		}
 		if err := json.Unmarshal([]byte(stdout), &r); err != nil {
@@ -201,7 +203,8 @@ func TestPlanPlaceLarge(t *testing.T) {
 		}
 		last = r.Plans[0].Accuracy
 		if m := r.Margin; (m == nil) != (budget == "1e5") || m != nil && (len(m.Queries) != 2 ||
-			!(m.Queries["ctr"] > 0) || !(m.Queries["feed"] > m.Queries["ctr"]) || !(m.Point > 0)) {
+			!(m.Queries["ctr"] > 0) || !(m.Queries["feed"] > m.Queries["ctr"]) || !(m.Point > 0) ||
+			!(m.Rate["ctr"] > 0) || !(m.Millisecond["ctr"]+m.Millisecond["feed"] > 0)) {
 			t.Errorf("within %s $/hr: margin %+v", budget, m)
 		}
 	}

@@ -3,6 +3,8 @@ package fleetplan
 import (
 	"math"
 	"slices"
+
+	"github.com/muster-serve/muster/leader/staffing"
 )
 
 // A Plan is a fleet, and how its machines answer the demand.
@@ -70,11 +72,7 @@ type Margin struct {
 
 // priceMargin returns the margin at the present prices of lp; r is the solution.
 func (m *master) priceMargin(r *relaxed) *Margin {
-	price, served := m.lp.Price, 0.0
-	dollar := m.weights.cost // what it is worth
-	if m.budgetRow >= 0 {
-		dollar += price[m.budgetRow] / m.scale
-	}
+	price, served, dollar := m.lp.Price, 0.0, m.dollar()
 	margin := &Margin{QueriesUSDPerMillion: make([]float64, len(m.need))}
 	answered := make([]float64, len(m.need))
 	for j, x := range r.flows {
@@ -107,6 +105,35 @@ func (m *master) priceMargin(r *relaxed) *Margin {
 	}
 	margin.AccuracyUSDPerHour = worth * served / dollar
 	return margin
+}
+
+// dollar is what a dollar an hour is worth at the present prices of lp.
+func (m *master) dollar() float64 {
+	worth := m.weights.cost
+	if m.budgetRow >= 0 {
+		worth += m.lp.Price[m.budgetRow] / m.scale
+	}
+	return worth
+}
+
+// CostOfChange returns what changed would cost more than p, in $/hr, for as much served as
+// accurately and beside a plan of p (see [Planner.PlanSafely]): if machines can be divided, and at
+// what a dollar is worth for p. It reports false if money buys no more of one of them.
+func (p *Problem) CostOfChange(changed *Problem, plan *Plan) (usdPerHour float64, ok bool) {
+	share := staffing.SafeShare(p.lanesOf(plan.Counts))
+	now, then := p.withCapacity(share), changed.withCapacity(share)
+	m := newMaster(now, now.sharedPools())
+	before, ok := m.solve(m.limits())
+	if !ok || m.priceMargin(before) == nil {
+		return 0, false
+	}
+	n := newMaster(then, then.sharedPools())
+	n.scale, n.weights = m.scale, m.weights
+	after, ok := n.solve(n.limits())
+	if !ok || n.priceMargin(after) == nil {
+		return 0, false
+	}
+	return (before.value - after.value) / m.dollar(), true
 }
 
 // Solve plans a fleet. It returns nil if no fleet is within the budget.

@@ -9,6 +9,7 @@ import (
 	"math"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
@@ -50,15 +51,33 @@ func (p *PlacementProblem) open() error {
 	if err := of.Validate(); err != nil {
 		return err
 	}
+	p.rates = nil
+	all := 0.0
+	for i := range p.Config.Models {
+		all += cmp.Or(p.Config.Models[i].Weight, 1)
+	}
+	for i := range p.Config.Models {
+		p.rates = append(p.rates, p.Rate*cmp.Or(p.Config.Models[i].Weight, 1)/all)
+	}
+	p.fleet, p.unplaced = p.fleetWith(-1)
+	return nil
+}
+
+// fleetWith is the fleet's problem, where the QoS target of one family, -1 is none, is longer by
+// stretch.
+func (p *PlacementProblem) fleetWith(longer int) (*fleetplan.Problem, []replan.Event) {
 	s := &replan.Snapshot{Latencies: map[names.TableKey]replan.Latencies{}}
 	p.names = map[names.ModelKey]string{}
-	merges, all := p.Config.Merge.Merges(), 0.0
+	merges := p.Config.Merge.Merges()
 	var available []names.ModelKey
 	for i := range p.Config.Models {
 		m := &p.Config.Models[i]
-		all += cmp.Or(m.Weight, 1)
+		target := m.QoSTarget
+		if i == longer {
+			target += time.Duration(stretch * float64(target))
+		}
 		s.Families = append(s.Families, replan.Family{
-			Name: m.Name, QoSTarget: m.QoSTarget, Sizes: sim.Distribution(m.BatchSizes),
+			Name: m.Name, QoSTarget: target, Sizes: sim.Distribution(m.BatchSizes),
 		})
 		variants := m.Variants
 		if len(variants) == 0 {
@@ -77,9 +96,8 @@ func (p *PlacementProblem) open() error {
 		}
 	}
 	var demand []float64
-	for i := range p.Config.Models {
-		rate := p.Rate * cmp.Or(p.Config.Models[i].Weight, 1) / all
-		p.rates, demand = append(p.rates, rate), append(demand, rate*p.Headroom)
+	for _, rate := range p.rates {
+		demand = append(demand, rate*p.Headroom)
 	}
 	for _, t := range p.Types {
 		s.Agents = append(s.Agents, replan.Agent{
@@ -87,19 +105,46 @@ func (p *PlacementProblem) open() error {
 			Available: available,
 		})
 	}
-	p.fleet, p.unplaced = replan.NewFleetProblem(s, demand)
-	p.fleet.BudgetUSDPerHour, p.fleet.TargetAccuracy = p.Budget, p.LeastAccuracy
+	fleet, unplaced := replan.NewFleetProblem(s, demand)
+	fleet.BudgetUSDPerHour, fleet.TargetAccuracy = p.Budget, p.LeastAccuracy
 	if p.LeastAccuracy == 0 {
-		p.fleet.AccuracyUSDPerHour = math.Inf(1)
+		fleet.AccuracyUSDPerHour = math.Inf(1)
 	}
 	for i, t := range p.Types {
-		to := &p.fleet.Types[i]
-		if to.PriceUSDPerHour, to.Max = t.Price, p.fleet.Enough(i); t.Max > 0 {
+		to := &fleet.Types[i]
+		if to.PriceUSDPerHour, to.Max = t.Price, fleet.Enough(i); t.Max > 0 {
 			to.Max = min(to.Max, t.Max)
 		}
 	}
-	return nil
+	return fleet, unplaced
 }
+
+// setMargin says what a little more costs.
+func (p *PlacementProblem) setMargin(r *PlacedReport, first *fleetplan.Plan) {
+	m := first.Margin
+	if m == nil {
+		return
+	}
+	const hour = 3600
+	r.Margin = &margin{
+		Queries: map[string]float64{}, Rate: map[string]float64{},
+		Millisecond: map[string]float64{}, Point: roundTo6(m.AccuracyUSDPerHour / 100),
+	}
+	for f, price := range m.QueriesUSDPerMillion {
+		name := p.fleet.Families[f].Name
+		r.Margin.Queries[name] = roundTo6(price)
+		r.Margin.Rate[name] = roundTo6(price * hour / 1e6)
+		longer, _ := p.fleetWith(f)
+		if usd, ok := p.fleet.CostOfChange(longer, first); ok {
+			ms := stretch * p.Config.Models[f].QoSTarget.Seconds() * 1e3
+			r.Margin.Millisecond[name] = roundTo6(max(0, -usd/ms))
+		}
+	}
+}
+
+// stretch is by which share a QoS target is longer, of which is said what that saves. Chosen: run
+// times change in steps of batch sizes, of which a tenth of the target passes some.
+const stretch = 0.1
 
 // Plan plans, and simulates the best plan if it is to.
 func (p *PlacementProblem) Plan(ctx context.Context, top int, simulate bool,
@@ -121,13 +166,7 @@ func (p *PlacementProblem) Plan(ctx context.Context, top int, simulate bool,
 		Plans: []placedFleet{},
 	}
 	p.setBounds(r, first)
-	if m := first.Margin; m != nil {
-		r.Margin = &margin{Queries: map[string]float64{},
-			Point: roundTo6(m.AccuracyUSDPerHour / 100)}
-		for f, price := range m.QueriesUSDPerMillion {
-			r.Margin.Queries[p.fleet.Families[f].Name] = roundTo6(price)
-		}
-	}
+	p.setMargin(r, first)
 	if p.LeastAccuracy > 0 {
 		r.Objective = minCost
 	}
@@ -292,11 +331,14 @@ type PlacedReport struct {
 	Doubt       string        `json:"doubt,omitempty"`
 }
 
-// A margin is what a little more costs, if machines can be divided: a million queries, by family,
-// and a point of accuracy of all answers.
+// A margin is what a little more costs, if machines can be divided: a million queries, and one more
+// a second, by family; a point of accuracy of all answers; and what a millisecond more of a
+// family's QoS target saves.
 type margin struct {
-	Queries map[string]float64 `json:"usd_per_million_queries"`
-	Point   float64            `json:"usd_per_hour_per_point_of_accuracy"`
+	Queries     map[string]float64 `json:"usd_per_million_queries"`
+	Rate        map[string]float64 `json:"usd_per_hour_per_qps"`
+	Millisecond map[string]float64 `json:"usd_per_hour_saved_per_ms_of_qos_target"`
+	Point       float64            `json:"usd_per_hour_per_point_of_accuracy"`
 }
 
 type placedFleet struct {
@@ -398,15 +440,22 @@ func (r *PlacedReport) WriteText(w io.Writer) error {
 			math.Ceil(r.Bound*1e4-1e-6)/1e4)
 	}
 	if m := r.Margin; m != nil {
-		var queries []string
+		var queries, rates, targets []string
 		for _, f := range r.Families {
 			queries = append(queries, fmt.Sprintf("of %s $%.3f", f, m.Queries[f]))
+			rates = append(rates, fmt.Sprintf("of %s $%.4f/hr", f, m.Rate[f]))
+			if saved, ok := m.Millisecond[f]; ok {
+				targets = append(targets, fmt.Sprintf("of %s's QoS target $%.4f/hr", f, saved))
+			}
 		}
 		fmt.Fprintf(&b, "A million queries more cost: %s", strings.Join(queries, ", "))
 		if m.Point > 0 {
 			fmt.Fprintf(&b, "; a point of accuracy more: $%.3f/hr", m.Point)
 		}
-		fmt.Fprintln(&b, ".")
+		fmt.Fprintf(&b, ".\nOne query/s more costs: %s.\n", strings.Join(rates, ", "))
+		if len(targets) > 0 {
+			fmt.Fprintf(&b, "A millisecond more saves: %s.\n", strings.Join(targets, ", "))
+		}
 	}
 	if r.Doubt != "" {
 		fmt.Fprintf(&b, "\nNot sure: %s.\n", r.Doubt)
