@@ -9,7 +9,7 @@ FUZZTIME ?= 1m
 export GOFLAGS ?= -gcflags=all=-dwarf=false
 
 .PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance corpus \
-	python-test examples docs-commands dashboard-test scenarios causes chaos moto oidc stores bench \
+	python-test wheel examples docs-commands dashboard-test scenarios causes chaos moto oidc stores bench \
 	packages image \
 	container chart test-packages vulncheck generate reference notice \
 	nightly onnxruntime clean
@@ -81,6 +81,11 @@ conformance: build
 corpus: build
 	@$$(scripts/venv.sh corpus)/python scripts/test/conformance/corpus.py --muster bin/muster \
 		$(if $(PAGE),--page $(PAGE))
+
+# The wheels of both architectures, in build/dist: the Python client and the binary; ARCHS="amd64" for
+# one.
+wheel:
+	@scripts/wheel.sh $(ARCHS)
 
 # Tests python/ against real agents, on the oldest and the newest Python here.
 python-test: build
