@@ -36,8 +36,8 @@ type feed struct {
 	changes  control.Changes
 	// The last changes, encoded, at most maxSteps, oldest first. The last of them leads to
 	// changes.Revision().
-	steps []oip.EncodedMessage
-	whole oip.EncodedMessage // the view of that revision, encoded when first needed
+	steps []oip.Encoded
+	whole oip.Encoded // the view of that revision, encoded when first needed
 }
 
 // run adds each change of the members' view to the feed, until ctx ends. Every watchBeat it adds
@@ -89,7 +89,7 @@ func (f *feed) add(change *control.View) {
 		f.steps = slices.Delete(f.steps, 0, 1)
 	}
 	step, err := oip.Encode(change)
-	f.steps, f.whole = append(f.steps, step), oip.EncodedMessage{}
+	f.steps, f.whole = append(f.steps, step), oip.Encoded{}
 	if err != nil { // encoding the whole view will return the error
 		f.steps = nil
 	}
@@ -102,7 +102,7 @@ func (f *feed) addWatcher() {
 	defer f.mu.Unlock()
 	if f.watchers++; f.watchers == 1 {
 		// No watcher has the former steps.
-		f.changes, f.steps, f.whole = control.Changes{}, nil, oip.EncodedMessage{}
+		f.changes, f.steps, f.whole = control.Changes{}, nil, oip.Encoded{}
 		f.changes.Next(f.members.View())
 		f.changes.NextLoads(f.members.heardLoads(), time.Now())
 	}
@@ -112,27 +112,27 @@ func (f *feed) removeWatcher() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.watchers--; f.watchers == 0 {
-		f.changes, f.steps, f.whole = control.Changes{}, nil, oip.EncodedMessage{}
+		f.changes, f.steps, f.whole = control.Changes{}, nil, oip.Encoded{}
 	}
 }
 
 // messageAfter returns the next message for a watcher that has the view of the given revision, 0
 // for none, and the revision that the message leads to. If the watcher has the newest revision,
 // after returns that revision and no message.
-func (f *feed) messageAfter(revision uint64) (oip.EncodedMessage, uint64, error) {
+func (f *feed) messageAfter(revision uint64) (oip.Encoded, uint64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	newest := f.changes.Revision()
 	switch behind := newest - revision; {
 	case behind == 0:
-		return oip.EncodedMessage{}, revision, nil
+		return oip.Encoded{}, revision, nil
 	case revision > 0 && behind <= uint64(len(f.steps)):
 		return f.steps[uint64(len(f.steps))-behind], revision + 1, nil
 	}
 	if f.whole.Message == nil {
 		var err error
 		if f.whole, err = oip.Encode(f.changes.Whole(time.Now())); err != nil {
-			return oip.EncodedMessage{}, revision, err
+			return oip.Encoded{}, revision, err
 		}
 	}
 	return f.whole, newest, nil

@@ -29,7 +29,7 @@ type countedStream struct {
 func (s *countedStream) Context() context.Context   { return s.ctx }
 func (s *countedStream) Send(v *control.View) error { return s.sent(proto.Size(v)) }
 func (s *countedStream) SendMsg(m any) error {
-	wire := m.(oip.EncodedMessage).Wire
+	wire := m.(oip.Encoded).Wire
 	s.wires = append(s.wires, &wire[0])
 	return s.sent(len(wire))
 }

@@ -21,9 +21,9 @@ type Codec struct{}
 // ordinary is gRPC's codec, for the generated messages.
 var ordinary = encoding.GetCodecV2(grpcproto.Name)
 
-// An EncodedMessage is a message with its encoding, to send one message to many receivers. Neither
+// An Encoded is a message with its encoding, to send one message to many receivers. Neither
 // may be changed: the connections of all receivers read Wire, for as long as each needs it.
-type EncodedMessage struct {
+type Encoded struct {
 	proto.Message
 	Wire []byte // the message in its wire form
 }
@@ -34,9 +34,9 @@ type EncodedMessage struct {
 type Wire mem.BufferSlice
 
 // Encode returns m with its encoding. The caller must not change m afterwards.
-func Encode(m proto.Message) (EncodedMessage, error) {
+func Encode(m proto.Message) (Encoded, error) {
 	wire, err := proto.Marshal(m)
-	return EncodedMessage{m, wire}, err
+	return Encoded{m, wire}, err
 }
 
 // Name implements [encoding.CodecV2]. It is the ordinary codec's, because the wire format is the
@@ -65,7 +65,7 @@ func (Codec) Marshal(v any) (mem.BufferSlice, error) {
 		return v.marshal()
 	case Wire:
 		return mem.BufferSlice(v), nil
-	case EncodedMessage:
+	case Encoded:
 		// not from a pool, so freeing it does nothing
 		return mem.BufferSlice{mem.SliceBuffer(v.Wire)}, nil
 	}
