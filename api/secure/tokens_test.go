@@ -180,12 +180,12 @@ func TestTokenRefused(t *testing.T) {
 			"iat": time.Now().Add(time.Hour).Unix()})), "compare the clocks"},
 		"of another audience": {i.sign(t, claimsOf(i, map[string]any{"aud": "other"})),
 			`want the audience "muster"`},
-		"without an audience": {i.sign(t, claimsOf(i, map[string]any{"aud": nil})), "audience"},
-		"of another issuer":   {other.sign(t, claimsOf(other, nil)), "want one of those"},
-		"without a name":      {i.sign(t, claimsOf(i, map[string]any{"sub": nil})), `claim "sub"`},
-		"with a bad name":     {i.sign(t, claimsOf(i, map[string]any{"sub": "a\nb"})), `'\n'`},
+		"without an audience":   {i.sign(t, claimsOf(i, map[string]any{"aud": nil})), "audience"},
+		"of another issuer":     {other.sign(t, claimsOf(other, nil)), "want one of those"},
+		"without a name":        {i.sign(t, claimsOf(i, map[string]any{"sub": nil})), `claim "sub"`},
+		"with a bad name":       {i.sign(t, claimsOf(i, map[string]any{"sub": "a\nb"})), `'\n'`},
 		"with a number as name": {i.sign(t, claimsOf(i, map[string]any{"sub": 5})), "malformed"},
-		"of another's key": {other.sign(t, claimsOf(i, nil)), "no key of its issuer"},
+		"of another's key":      {other.sign(t, claimsOf(i, nil)), "no key of its issuer"},
 		"changed": {parts[0] + "." + strings.Split(i.sign(t, claimsOf(i,
 			map[string]any{"sub": "bob"})), ".")[1] + "." + parts[2], "no key of its issuer"},
 		"without a signature": {"eyJhbGciOiJub25lIn0." + parts[1] + ".", "no JWT"},
@@ -309,7 +309,7 @@ func TestSPIFFENamesClient(t *testing.T) {
 		URIs: []*url.URL{{Scheme: "spiffe", Host: "example.org", Path: "/ns/ads"}}}
 	state := &tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{leaf}}}
 	for access, want := range map[string]string{
-		"clients:\n  ads: {models: [wnd]}\n":                         "ads",
+		"clients:\n  ads: {models: [wnd]}\n":                             "ads",
 		"clients:\n  \"spiffe://example.org/ns/ads\": {models: [wnd]}\n": "spiffe://example.org/ns/ads",
 	} {
 		g, err := openWithAccess(t, access+"issuers:\n  https://a: {audience: a}\n")
