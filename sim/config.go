@@ -163,6 +163,9 @@ type Config struct {
 
 	// Log, if not nil, receives a CSV line for each query when its outcome is known.
 	Log io.Writer
+	// OnOutcome, if not nil, is called when the outcome of a query is known, with its model's index
+	// in Models, when it arrived, and whether it was in time.
+	OnOutcome func(model int, arrival time.Duration, inTime bool)
 	// Record, if not nil, receives a recording of the leaders' events and actions, in the form of
 	// [leader.Recorder].
 	Record io.Writer

@@ -489,6 +489,9 @@ func (r *simulation) countOutcome(seq uint64, q *query, o Outcome, by fleet.Answ
 	case Lost:
 		m.counts.Lost++
 	}
+	if r.cfg.OnOutcome != nil {
+		r.cfg.OnOutcome(int(q.model), q.arrival, onTime)
+	}
 	if r.log != nil {
 		if err := r.log.write(r, seq, q, o, onTime, by); err != nil {
 			r.fail(fmt.Errorf("write log of queries: %w", err))

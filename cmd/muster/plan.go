@@ -138,7 +138,8 @@ limit that no plan exceeds.
 	flags.StringVar(&o.plotFile, "plot", "",
 		"simulate the plans shown, and draw their bound, simulated rate and price to this PNG or SVG file")
 	o.sim.add(flags)
-	cmd.AddCommand(newPlanLiveCommand(), newPlanPlaceCommand(), newPlanTableCommand())
+	cmd.AddCommand(newPlanLiveCommand(), newPlanPlaceCommand(), newPlanTableCommand(),
+		newPlanCertifyCommand())
 	return cmd
 }
 
