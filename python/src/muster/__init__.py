@@ -10,6 +10,7 @@ from importlib.metadata import version as _version
 from ._aio import AsyncClient
 from ._base import TLS
 from ._client import Client
+from ._export import ExportError, export
 from ._inputs import Ragged
 from .answer import Answer
 from .errors import (
@@ -40,6 +41,7 @@ __all__ = [
     "DeadlineError",
     "DeniedError",
     "Error",
+    "ExportError",
     "InvalidError",
     "LimitError",
     "Model",
@@ -50,4 +52,5 @@ __all__ = [
     "RaggedFeature",
     "TooLargeError",
     "UnavailableError",
+    "export",
 ]
