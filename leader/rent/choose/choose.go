@@ -323,16 +323,39 @@ func (c *Chooser) Choose(ctx context.Context, now time.Duration, f *Fleet) (*Cho
 	case c.config.Budget > 0 && c.config.needsGuard():
 		choice.Counts, err = g.bestWithinBudget(ctx, choice.Counts, budget, ideal)
 	case c.config.Budget > 0:
-	case c.config.needsGuard():
-		choice.Counts, err = g.cheapestFleet(rate, budget, ideal, 1, 1.2, 1.5)
 	default:
-		choice.Counts, err = g.cheapestFleet(rate, budget, ideal, 1)
+		choice.Counts, err = c.cheapest(f, g, rate, budget, ideal)
 	}
 	if err != nil {
 		return nil, err
 	}
 	c.weighChange(now, choice, f, g)
 	return choice, nil
+}
+
+// cheapest is the cheapest fleet found for a rate, in queries/s, and a budget in $/hr; what is
+// desired, if that bears the rate and costs no more. A fleet that takes the place of one that bears
+// the rate has to bear what chance may add, too: so that is planned for, else a fleet that is far
+// too large would stay because the cheapest one is just too small.
+func (c *Chooser) cheapest(f *Fleet, g *guard, rate, budget float64,
+	ideal func(rate float64) (map[rent.Kind]int, error)) (map[rent.Kind]int, error) {
+	multiples := []float64{1}
+	if c.config.needsGuard() {
+		multiples = []float64{1, 1.2, 1.5}
+	}
+	tolerance := c.tolerance(rate)
+	now := g.safeRate(f.Desired)
+	if now < rate*(1-tolerance) || c.limitFault(f) != "" {
+		return g.cheapestFleet(rate, budget, ideal, multiples...)
+	}
+	saving, err := g.cheapestFleet(rate*(1+tolerance), budget, ideal, multiples...)
+	switch {
+	case err != nil || g.priceUSD(saving) < g.priceUSD(f.Desired):
+		return saving, err
+	case now >= rate:
+		return maps.Clone(f.Desired), nil
+	}
+	return g.cheapestFleet(rate, budget, ideal, multiples...)
 }
 
 // weighChange says whether the choice is worth a change.

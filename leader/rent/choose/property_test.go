@@ -167,3 +167,36 @@ func TestChangePaysWithinHour(t *testing.T) {
 		t.Errorf("%d changes and %d not: too few of one of them", changes, stays)
 	}
 }
+
+// TestTooLargeFleetShrinks: a fleet that is far too large becomes a cheaper one at any load, also
+// where the cheapest that bears the load has no room for what chance may add; what it becomes stays.
+func TestTooLargeFleetShrinks(t *testing.T) {
+	for rate := 40.; rate < 60; rate++ {
+		c := New(Config{
+			Rate: rate, Headroom: 1.15, MaxPrice: 6, MinInstances: 1, Threshold: .05,
+			Types: map[profiles.InstanceType]Limits{oneGPU.Type: {Max: 6}, small.Type: {Max: 20}},
+		})
+		f := &Fleet{
+			Problem: problem(t, onDemand), Prices: onDemand,
+			Desired: map[rent.Kind]int{oneGPU: 1, small: 9},
+		}
+		var choice *Choice
+		for range agreeing {
+			var err error
+			if choice, err = c.Choose(t.Context(), 0, f); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !choice.Change || choice.Urgent || choice.Price > choice.Now-.149*2 {
+			t.Errorf("%v queries/s: change %v, %s", rate, choice.Change, choice.Why)
+			continue
+		}
+		f.Desired = choice.Counts
+		for range agreeing {
+			var err error
+			if choice, err = c.Choose(t.Context(), 0, f); err != nil || choice.Change {
+				t.Errorf("%v queries/s: and then %s, %v", rate, choice.Why, err)
+			}
+		}
+	}
+}
