@@ -332,3 +332,56 @@ func TestDealing(t *testing.T) {
 		}
 	})
 }
+
+// TestDrawEvenly: the shards that hold a model are drawn alike for its queries, wherever among the
+// shards they are. A shard behind many that do not hold it would else get their share, too.
+func TestDrawEvenly(t *testing.T) {
+	m, err := New(Config{ShardLanes: 3, Models: []Model{
+		{Name: "a", QoSTarget: time.Second, LargestBatchSize: 10},
+		{Name: "b", QoSTarget: time.Second, LargestBatchSize: 10},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	step := func(e Event) {
+		if _, _, err := m.Step(time.Unix(0, 0), &e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	table, err := NewTable(stairs{1000, 0}, 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, model := range []names.ModelKey{"a", "b"} {
+		step(Event{Kind: ProfileChanged, Model: model, Type: "x", Table: table})
+	}
+	for id := LaneID(1); id <= 60; id++ {
+		models := []names.ModelKey{"a"}
+		if id <= 7 {
+			models = append(models, "b")
+		}
+		step(Event{Kind: LaneJoined, Lane: id, Type: "x", Models: models})
+	}
+	q := &query{family: m.lookupFamily("b"), batch: 1}
+	q.bound = m.computeBound(q)
+	drawn := map[*shard]int{}
+	const n = 20000
+	for range n {
+		drawn[m.draw(q)]++
+	}
+	holders := 0
+	for _, s := range m.shards {
+		if s.hasLaneFor(q) {
+			holders++
+		}
+	}
+	if holders < 5 || holders == len(m.shards) {
+		t.Fatalf("%d of %d shards hold the model", holders, len(m.shards))
+	}
+	for s, times := range drawn {
+		if share := float64(times) * float64(holders) / n; share < 0.75 || share > 1.35 {
+			t.Errorf("shard %d of %d is drawn %.2f times as often as others", s.index, len(m.shards),
+				share)
+		}
+	}
+}

@@ -257,10 +257,23 @@ func (m *Matcher) routeQuery(q *query) *shard {
 	return a
 }
 
-// draw draws a shard at random and returns the first from there on that accepts q, or nil.
+// maxDraws is how often draw draws before it looks at one shard after the other. Chosen: where a
+// quarter of the shards hold a model, one query in ten needs more.
+const maxDraws = 8
+
+// draw returns a shard that accepts q, drawn at random from those that do, or nil if none does. It
+// draws again where a shard does not accept q: were it to take the next one that does, a shard would
+// get the more queries for a model, the more shards in front of it do not hold the model. Only after
+// maxDraws it does so.
 func (m *Matcher) draw(q *query) *shard {
-	from := m.rng.IntN(len(m.shards))
-	for i := range m.shards {
+	from := 0
+	for range maxDraws {
+		from = m.rng.IntN(len(m.shards))
+		if s := m.shards[from]; s.hasLaneFor(q) {
+			return s
+		}
+	}
+	for i := 1; i < len(m.shards); i++ {
 		if s := m.shards[(from+i)%len(m.shards)]; s.hasLaneFor(q) {
 			return s
 		}
