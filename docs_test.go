@@ -88,8 +88,18 @@ func declared(t *testing.T) symbols {
 	if err != nil {
 		t.Fatal(err)
 	}
+	python, err := os.ReadFile("python/src/muster/__init__.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range pythonName.FindAllSubmatch(python, -1) {
+		add(s.packages, "muster", string(m[1]))
+	}
 	return s
 }
+
+// pythonName is a name of __all__, the list of what the Python package exports.
+var pythonName = regexp.MustCompile(`(?m)^    "(\w+)",$`)
 
 // receiver is the name of a method's type.
 func receiver(of ast.Expr) string {
@@ -162,7 +172,7 @@ var (
 	testedName  = regexp.MustCompile(`-(?:run|bench)[ =]'?([A-Z]\w*)`)
 	// A document names folders and files of the repository from its root.
 	folders = regexp.MustCompile(`^(?:agent|api|client|cloud|cmd|deploy|docs|examples|gossip|leader|` +
-		`models|profiles|reproduce|runtime|scripts|sim)/[\w./-]*\w$`)
+		`models|profiles|python|reproduce|runtime|scripts|sim)/[\w./-]*\w$`)
 )
 
 // missing is what a document names in code and the repository does not have, and how many names
@@ -295,7 +305,7 @@ func TestUserPagesAreShort(t *testing.T) {
 		}
 		return len(strings.Fields(string(text)))
 	}
-	const maxWords, maxReadme = 34_560, 1_200
+	const maxWords, maxReadme = 35_760, 1_200
 	sum := 0
 	for _, page := range pages(t, "docs/*.md") {
 		// The reference is made from the code, one entry for each thing that can be set: people look

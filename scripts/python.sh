@@ -26,7 +26,7 @@ if [ ${#found[@]} -gt 1 ]; then pythons+=("${found[-1]}"); fi
 
 MUSTER_BINARY=$PWD/bin/muster
 export MUSTER_BINARY ORT_DISABLE_TELEMETRY=1
-environment=python-export # the oldest one has the libraries that muster.export takes models of
+environment="python-export" # the oldest one has the libraries that muster.export takes models of
 for python in "${pythons[@]}"; do
   commands=$(PYTHON=$python scripts/venv.sh $environment)
   environment=python
