@@ -124,7 +124,7 @@ func TestUpgradeForgetsNothing(t *testing.T) {
 		var told profiles.Table
 		f.Eventually(time.Second, func() string {
 			for _, p := range a.Members().View().Profiles {
-				if p.Key().Model == names.NewModelKey("ncf", 1) &&
+				if p.TableKey().Model == names.NewModelKey("ncf", 1) &&
 					json.Unmarshal(p.Table, &told) == nil &&
 					told.Origin() == profiles.Learned {
 					return ""

@@ -183,7 +183,7 @@ func (l *leaderless) learnReports(prices []*control.TypePrice, profiles []*contr
 		l.stale = l.stale || !slices.EqualFunc(before, l.prices, match.Price.Equal)
 	}
 	for _, p := range profiles {
-		key := p.Key()
+		key := p.TableKey()
 		if known := l.profiles[key]; known == nil || !known.isOf(p) {
 			l.profiles[key] = newProfile(p)
 			l.stale = true

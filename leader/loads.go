@@ -45,7 +45,7 @@ type demandClass struct {
 // result is valid until the next call.
 func (s *State) allowed(q *query) []*heldModel {
 	if !q.byFamily {
-		if q.model == nil || q.model.knownAccuracy() < q.accuracy {
+		if q.model == nil || q.model.accuracyOrBest() < q.accuracy {
 			return nil
 		}
 		s.only[0] = q.model
@@ -53,7 +53,7 @@ func (s *State) allowed(q *query) []*heldModel {
 	}
 	all := s.families[q.asked.Name]
 	n := len(all)
-	for n > 0 && all[n-1].knownAccuracy() < q.accuracy {
+	for n > 0 && all[n-1].accuracyOrBest() < q.accuracy {
 		n--
 	}
 	return all[:n]
@@ -163,7 +163,7 @@ func (s *State) couldLoad(q *query, m *heldModel) string {
 	what := fmt.Sprintf("no agent holds model %s", m.Name)
 	if q.byFamily {
 		what = fmt.Sprintf("no agent holds a variant of %s of accuracy %v; %s has %v", q.asked.Name,
-			q.accuracy, m.Name, m.knownAccuracy())
+			q.accuracy, m.Name, m.accuracyOrBest())
 	}
 	return fmt.Sprintf("%s, and %s could load it: have it placed there, or give this client "+
 		"load_share in the access file", what, who)

@@ -250,13 +250,13 @@ func (s *State) arrangeFamilies() {
 	})
 	for _, all := range s.families {
 		slices.SortStableFunc(all, func(a, b *heldModel) int {
-			return cmp.Compare(b.knownAccuracy(), a.knownAccuracy())
+			return cmp.Compare(b.accuracyOrBest(), a.accuracyOrBest())
 		})
 	}
 }
 
-// knownAccuracy is the model's accuracy, 1 if it is unknown.
-func (m *heldModel) knownAccuracy() float64 { return accuracy.Known(m.accuracy) }
+// accuracyOrBest is the model's accuracy, 1 if it is unknown.
+func (m *heldModel) accuracyOrBest() float64 { return accuracy.Known(m.accuracy) }
 
 // lengthenTables extends the matcher's tables of a model to a larger batch size, which is about to
 // become the model's largest. The matcher forgets a table that ends before the largest batch size.
@@ -431,9 +431,9 @@ func (s *State) Knows(id ModelID) bool {
 	return s.models[id] != nil || id.Version == 0 && s.families[id.Name] != nil
 }
 
-// deleteOutdated forgets the models and tables that the learning loop reports as gone, except those
+// forgetGone forgets the models and tables that the learning loop reports as gone, except those
 // that have come back.
-func (s *State) deleteOutdated(e *Event) {
+func (s *State) forgetGone(e *Event) {
 	for _, key := range e.Tables {
 		if s.latencies[key] != nil {
 			delete(s.latencies, key)

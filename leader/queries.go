@@ -413,7 +413,7 @@ func (s *State) tooAccurate(q *query) string {
 		return fmt.Sprintf("no variant of %s is of accuracy %v", q.asked.Name, q.accuracy)
 	}
 	return fmt.Sprintf("no variant of %s is of accuracy %v; the best that the fleet has is %s of %v",
-		q.asked.Name, q.accuracy, best.Name, best.knownAccuracy())
+		q.asked.Name, q.accuracy, best.Name, best.accuracyOrBest())
 }
 
 // submitParkedFor submits the queries that are parked for agents for which ready is true.

@@ -226,7 +226,7 @@ func (s *State) Step(now time.Duration, e *Event) []Action {
 	case Learned:
 		s.applyAdvice(e.Advice)
 	case Outdated:
-		s.deleteOutdated(e)
+		s.forgetGone(e)
 	case Failed:
 		s.countFailures(e)
 	case Released:

@@ -157,7 +157,7 @@ func (s *State) familyStatus(name string) FamilyStatus {
 	}
 	for _, m := range s.families[name] {
 		v := VariantStatus{
-			ModelID: m.ModelID, Accuracy: m.knownAccuracy(), Answered: m.total.answered,
+			ModelID: m.ModelID, Accuracy: m.accuracyOrBest(), Answered: m.total.answered,
 		}
 		last := m.lastSeconds(s.now, rateSeconds)
 		minute.add(m.lastSeconds(s.now, StatusSeconds))

@@ -314,9 +314,9 @@ func stuckError(waiting []namedStep, tensors map[string]*madeTensor) error {
 	return fmt.Errorf("%s wait for each other's tensors in a cycle", strings.Join(names, ", "))
 }
 
-// withParts returns the fingerprint base of a model's settings, with those of all files of the
-// models that it consists of, if it is an ensemble: then they are files of its versions.
-func (s *scanner) withParts(model string, base fingerprint) fingerprint {
+// withMemberFiles returns the fingerprint base of a model's settings, with those of all files of
+// the models that it consists of, if it is an ensemble: then they are files of its versions.
+func (s *scanner) withMemberFiles(model string, base fingerprint) fingerprint {
 	path, _, err := resolvePath(s.dir, model, TritonFile)
 	if err != nil {
 		return base

@@ -60,10 +60,10 @@ func (v *Version) useRoles(r roles.Roles, inferred bool) (err error) {
 		return err
 	}
 	for i := range v.Inputs {
-		v.Inputs[i].Role = v.Roles.Input(v.Inputs[i].Name)
+		v.Inputs[i].Role = v.Roles.RoleOfInput(v.Inputs[i].Name)
 	}
 	for i := range v.Outputs {
-		v.Outputs[i].Role = v.Roles.Output(v.Outputs[i].Name)
+		v.Outputs[i].Role = v.Roles.RoleOfOutput(v.Outputs[i].Name)
 	}
 	if !v.Config.StatesBatchSize {
 		v.Config.LargestBatchSize = largestRanking
@@ -123,16 +123,16 @@ func describeRoles(r *roles.Roles) string {
 
 // stateRoles makes the roles that the settings say those of v.
 func (v *Version) stateRoles(s *onnx.Signature) error {
-	r, err := v.statedRoles(s)
+	r, err := v.resolveRoles(s)
 	if err != nil {
 		return err
 	}
 	return v.useRoles(r, false)
 }
 
-// statedRoles returns the roles that the settings say; ports without any have those that follow
+// resolveRoles returns the roles that the settings say; ports without any have those that follow
 // from their shapes.
-func (v *Version) statedRoles(s *onnx.Signature) (r roles.Roles, err error) {
+func (v *Version) resolveRoles(s *onnx.Signature) (r roles.Roles, err error) {
 	c := &v.Config
 	known := inferredRolesOf(s)
 	for i := range v.Inputs {

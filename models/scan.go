@@ -195,7 +195,8 @@ func (s *scanner) scanModel(model string, before *known) (folder, error) {
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		if to, err := os.Readlink(path); err == nil {
-			return folder{problem: fmt.Sprintf("%s is a link to %s, which is not there", path, to)}, nil
+			return folder{problem: fmt.Sprintf("%s is a link to %s, which is not there", path,
+				to)}, nil
 		}
 	}
 	if err == nil && !info.IsDir() {
@@ -220,7 +221,7 @@ func (s *scanner) scanModel(model string, before *known) (folder, error) {
 		f.config = triton
 	}
 	if f.base = f.config; f.base != (fingerprint{}) {
-		f.base = s.withParts(model, f.base)
+		f.base = s.withMemberFiles(model, f.base)
 	}
 	var policy VersionPolicy
 	if before == nil || f.config != before.config {

@@ -525,7 +525,7 @@ func (l *Lanes) Stats() LanesStats {
 func (l *Lanes) Remaining() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.state.Remaining(l.sinceStart())
+	return l.state.TimeUntilFree(l.sinceStart())
 }
 
 // RemainingByLane returns LanesStats.RemainingByLane.

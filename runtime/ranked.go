@@ -46,7 +46,7 @@ func (m *emulatedModel) runJoined(ctx context.Context, queries [][]tensor.Tensor
 // partOf returns the members' parts of an output of a merged run whose queries have these numbers
 // of rows. An output of users has one for each row, or one for each query.
 func partsOf(r *roles.Roles, out tensor.Tensor, rows []int) ([]tensor.Tensor, error) {
-	if r != nil && r.Output(out.Name) == roles.User && len(out.Shape) > 0 &&
+	if r != nil && r.RoleOfOutput(out.Name) == roles.User && len(out.Shape) > 0 &&
 		out.Shape[0] == int64(len(rows)) {
 		each := make([]int, len(rows))
 		for k := range each {

@@ -299,7 +299,7 @@ func (c *Config) mergeKinds(predicted []*match.LatencyTable) []*merge.Kind {
 	return kinds
 }
 
-func (m *Model) knownLatencies(instanceType string) match.Latencies {
+func (m *Model) assumedLatencies(instanceType string) match.Latencies {
 	if m.Known != nil {
 		return m.Known[instanceType]
 	}

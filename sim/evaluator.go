@@ -22,7 +22,7 @@ func Problem(models []Model, prices []Price) *plan.Problem {
 		m := &models[i]
 		known := make([]plan.Latencies, len(prices))
 		for t, price := range prices {
-			if l := m.knownLatencies(price.Type); l != nil {
+			if l := m.assumedLatencies(price.Type); l != nil {
 				known[t] = l
 			}
 		}

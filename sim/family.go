@@ -55,12 +55,12 @@ func (m *Model) SetVariants(variants []Variant) {
 	var latencies, known []map[string]match.Latencies
 	for i := range variants {
 		latencies = append(latencies, variants[i].Latencies)
-		known = append(known, variants[i].knownLatencies())
+		known = append(known, variants[i].assumedLatencies())
 	}
 	m.Latencies, m.Known = fastestOf(latencies), fastestOf(known)
 }
 
-func (v *Variant) knownLatencies() map[string]match.Latencies {
+func (v *Variant) assumedLatencies() map[string]match.Latencies {
 	if v.Known != nil {
 		return v.Known
 	}
@@ -212,7 +212,7 @@ func (p *instanceGroup) heldModels(all []Model) []names.ModelKey {
 func (p *instanceGroup) bestLatencies(m *Model) match.Latencies {
 	var all latency.Fastest
 	for _, v := range m.variantsOf() {
-		if l := v.knownLatencies()[p.typ]; l != nil && p.hasModel(v.Name) {
+		if l := v.assumedLatencies()[p.typ]; l != nil && p.hasModel(v.Name) {
 			all = append(all, l)
 		}
 	}

@@ -68,7 +68,7 @@ func oracleRate(cfg *Config, seed uint64) (float64, error) {
 			next = &items[last]
 		}
 		execution := l.execution[0]
-		if meanLatency(m.knownLatencies(r.types[l.instanceType]), next.batch) > m.QoSTarget {
+		if meanLatency(m.assumedLatencies(r.types[l.instanceType]), next.batch) > m.QoSTarget {
 			continue // the smallest is too large for it, so it takes no more
 		}
 		if base[l.instanceType] {

@@ -49,7 +49,7 @@ func (m *Model) RentingFamily() renting.Family {
 		Name: m.Name, QoSTarget: m.QoSTarget, Share: m.qosShare(),
 		Sizes: Distribution(m.BatchSizes), Latencies: map[profiles.InstanceType]plan.Latencies{},
 	}
-	for name, l := range best.knownLatencies() {
+	for name, l := range best.assumedLatencies() {
 		f.Latencies[profiles.InstanceType(name)] = l
 	}
 	return f

@@ -246,7 +246,7 @@ func listWarnings(models []Model, pool Pool) []string {
 		for _, p := range m.BatchSizes.PMF() {
 			serves := false
 			for _, in := range pool {
-				l := m.knownLatencies(in.Type)
+				l := m.assumedLatencies(in.Type)
 				serves = serves || in.Count > 0 && l != nil && l.Mean(p.BatchSize) <= m.QoSTarget
 			}
 			if serves {

@@ -183,7 +183,7 @@ func newRun(cfg *Config) (*simulation, error) {
 		for i := range r.variants {
 			v := &r.variants[i]
 			m := &cfg.Models[r.modelOf(i)]
-			execution, known := v.Latencies[name], v.knownLatencies()[name]
+			execution, known := v.Latencies[name], v.assumedLatencies()[name]
 			var predicted *match.LatencyTable
 			if execution != nil && known != nil {
 				if cfg.PredictionNoise > 0 {
@@ -518,7 +518,7 @@ func typeOrder(models []Model, pool Pool) []string {
 
 func isBase(models []Model, instanceType string) bool {
 	return !slices.ContainsFunc(models, func(m Model) bool {
-		l := m.knownLatencies(instanceType)
+		l := m.assumedLatencies(instanceType)
 		return l == nil || l.Mean(m.BatchSizes.Largest()) > m.QoSTarget
 	})
 }
@@ -528,7 +528,7 @@ func isBase(models []Model, instanceType string) bool {
 func sharedSizes(m *Model, pool Pool) []bool {
 	shared := make([]bool, m.BatchSizes.Largest()+1)
 	for _, in := range pool {
-		l := m.knownLatencies(in.Type)
+		l := m.assumedLatencies(in.Type)
 		if in.Count == 0 || l == nil || l.Mean(m.BatchSizes.Largest()) <= m.QoSTarget {
 			continue
 		}

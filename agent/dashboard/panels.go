@@ -112,9 +112,9 @@ func (d *Dashboard) profilesOf(view *control.View, m *control.FleetModel) (
 	learned := map[names.LaneType]*profiles.Table{}
 	for _, p := range view.GetProfiles() {
 		var t profiles.Table
-		if p.Key().Model == key && json.Unmarshal(p.GetTable(), &t) == nil &&
+		if p.TableKey().Model == key && json.Unmarshal(p.GetTable(), &t) == nil &&
 			t.Origin() == profiles.Learned {
-			learned[p.Key().Type] = &t
+			learned[p.TableKey().Type] = &t
 		}
 	}
 	largest := int(min(max(1, m.GetLargestBatchSize()), profiles.MaxBatchSize))
@@ -217,8 +217,9 @@ func (d *Dashboard) servePlan(w http.ResponseWriter, req *http.Request) {
 	}
 	p := d.hub.Planned()
 	out := planJSON{
-		Number: p.GetNumber(), State: p.GetState(), AgeMs: toMs(float64(p.GetAgeNs())), Trigger: p.GetTrigger(),
-		Priced: p.GetPriced(), Rate: unknownIfZero(p.GetRate()), Change: p.GetChange(),
+		Number: p.GetNumber(), State: p.GetState(), AgeMs: toMs(float64(p.GetAgeNs())),
+		Trigger: p.GetTrigger(),
+		Priced:  p.GetPriced(), Rate: unknownIfZero(p.GetRate()), Change: p.GetChange(),
 		Gain: number(p.GetGain()), Reason: p.GetReason(), Notes: []string{},
 		Now: choiceOf(p.GetNow()), Proposed: choiceOf(p.GetProposed()),
 		Approximate: p.GetApproximate(), More: []gainJSON{},

@@ -99,7 +99,7 @@ func (s *profileLearner) startFrom(v *control.View) {
 	told := make([]leader.Latency, len(v.GetProfiles()))
 	for i, p := range v.GetProfiles() {
 		told[i] = leader.Latency{
-			TableKey: p.Key(), Told: p.GetTable(), ToldWork: p.GetWorkTable(),
+			TableKey: p.TableKey(), Told: p.GetTable(), ToldWork: p.GetWorkTable(),
 			Law: work.NewLaw(p.GetRowsPerUser(), p.GetRowsPerValue()),
 		}
 	}

@@ -34,7 +34,7 @@ func (e *sampleEstimates) Learned() uint64 { return e.learned.Load() }
 func (e *sampleEstimates) Complete(v *control.View) {
 	known := map[names.TableKey]bool{}
 	for _, p := range v.Profiles {
-		known[p.Key()] = true
+		known[p.TableKey()] = true
 	}
 	for _, member := range v.Members {
 		for _, m := range member.Models {

@@ -664,7 +664,7 @@ func (ms *Members) ToldByLeader(m *control.LeaderMessage) {
 		ms.prices = m.Prices
 	}
 	for _, p := range m.Profiles {
-		ms.profiles[p.Key()] = p
+		ms.profiles[p.TableKey()] = p
 		ms.all = nil
 	}
 	if m.AheadNs > 0 {

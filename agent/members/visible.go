@@ -46,7 +46,7 @@ func (ms *Members) Visible(v *control.View, sees func(model string) bool) *contr
 		}
 	}
 	for _, p := range visibleProfiles(v.GetProfiles(), sees) {
-		if to, known := types[p.Key().Type]; known {
+		if to, known := types[p.TableKey().Type]; known {
 			if string(to) != p.GetType() {
 				p = &control.Profile{Model: p.Model, Type: string(to), Table: p.Table}
 			}
@@ -124,7 +124,7 @@ func addTypes(types map[names.LaneType]names.LaneType, m, shown *control.Member)
 // would take the rest for all that there are. Prices of classes of lanes are removed.
 func Hide(m *control.MatchMessage, sees func(model string) bool) {
 	m.Profiles = slices.DeleteFunc(visibleProfiles(m.Profiles, sees),
-		func(p *control.Profile) bool { return p.Key().Type.IsShared() })
+		func(p *control.Profile) bool { return p.TableKey().Type.IsShared() })
 	if slices.ContainsFunc(m.Prices, func(p *control.TypePrice) bool {
 		return names.LaneType(p.GetType()).IsShared()
 	}) {
@@ -140,7 +140,7 @@ func Hide(m *control.MatchMessage, sees func(model string) bool) {
 // visibleProfiles returns a new slice of the profiles of models for which sees returns true.
 func visibleProfiles(profiles []*control.Profile, sees func(model string) bool) []*control.Profile {
 	return slices.DeleteFunc(slices.Clone(profiles), func(p *control.Profile) bool {
-		name, _ := p.Key().Model.Split()
+		name, _ := p.TableKey().Model.Split()
 		return !sees(name)
 	})
 }

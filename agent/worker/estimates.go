@@ -270,7 +270,7 @@ func (e *estimates) profileOf(member *control.Member, m *control.Model) *control
 func (e *estimates) addProfiles(v *control.View) {
 	known := map[names.TableKey]bool{}
 	for _, p := range v.Profiles {
-		known[p.Key()] = true
+		known[p.TableKey()] = true
 	}
 	for _, member := range v.Members {
 		for _, m := range member.Models {

@@ -102,7 +102,7 @@ func TestLearned(t *testing.T) {
 		t.Error("nothing is said to be learned of ten queries")
 	}
 	if now := complete(); len(before) != 0 || len(now) != 1 || now[0].Model != "ncf/1" ||
-		now[0].Key().Type != held.LaneType() {
+		now[0].TableKey().Type != held.LaneType() {
 		t.Errorf("before it was %v, now %v; want a profile of ncf/1 on %s", before, now,
 			held.LaneType())
 	}

@@ -207,7 +207,7 @@ func shallowCopy[M proto.Message](m M) M {
 
 func (c *Changes) nextProfiles(profiles []*Profile, change *View) {
 	for _, p := range profiles {
-		key := p.Key()
+		key := p.TableKey()
 		if told := c.profiles[key]; told == nil ||
 			told != p && !p.isLike(told) {
 			c.profiles[key] = p
@@ -219,7 +219,7 @@ func (c *Changes) nextProfiles(profiles []*Profile, change *View) {
 	}
 	there := make(map[names.TableKey]bool, len(profiles))
 	for _, p := range profiles {
-		there[p.Key()] = true
+		there[p.TableKey()] = true
 	}
 	for key := range c.profiles {
 		if !there[key] {
@@ -311,7 +311,7 @@ func (w *ViewBuilder) Take(v *View) (changed bool, err error) {
 		return false, err
 	}
 	for _, p := range v.GetProfiles() {
-		key := p.Key()
+		key := p.TableKey()
 		if !whole && len(p.GetTable()) == 0 {
 			delete(w.profiles, key)
 		} else {

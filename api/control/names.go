@@ -8,8 +8,8 @@ import (
 	"github.com/muster-serve/muster/api/names"
 )
 
-// Key returns the profile's key.
-func (p *Profile) Key() names.TableKey {
+// TableKey returns the profile's key.
+func (p *Profile) TableKey() names.TableKey {
 	return names.TableKey{
 		Model: names.ModelKey(p.GetModel()), Type: names.LaneType(p.GetType()),
 	}

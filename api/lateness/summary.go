@@ -133,7 +133,7 @@ func formatPercent(share float64) string {
 // Explain returns the sentence, the evidence and what to do, in lines for people.
 func (s *Summary) Explain() []string {
 	ended, missed := s.Total()
-	last := formatLast(s.Last)
+	last := formatPeriod(s.Last)
 	switch {
 	case ended == 0:
 		return []string{fmt.Sprintf("no query has ended in the last %s", last)}
@@ -162,8 +162,8 @@ func (s *Summary) Explain() []string {
 	return lines
 }
 
-// formatLast formats a time that people have chosen: "10m", "90s".
-func formatLast(d time.Duration) string {
+// formatPeriod formats a time that people have chosen: "10m", "90s".
+func formatPeriod(d time.Duration) string {
 	if d >= time.Minute && d%time.Minute == 0 {
 		return fmt.Sprintf("%dm", d/time.Minute)
 	}

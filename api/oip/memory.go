@@ -64,7 +64,7 @@ type buffers [bits.UintSize]sync.Pool
 
 // Get returns a buffer of n bytes.
 func (p *buffers) Get(n int) *[]byte {
-	class := classOf(n)
+	class := sizeClassOf(n)
 	b, _ := p[class].Get().(*[]byte)
 	if b == nil {
 		made := make([]byte, 1<<class)
@@ -76,7 +76,7 @@ func (p *buffers) Get(n int) *[]byte {
 
 // Put takes a buffer back. It leaves one that Get has not returned to the garbage collector.
 func (p *buffers) Put(b *[]byte) {
-	if class := classOf(cap(*b)); cap(*b) == 1<<class {
+	if class := sizeClassOf(cap(*b)); cap(*b) == 1<<class {
 		p[class].Put(b)
 	}
 }
@@ -96,12 +96,12 @@ var blocks [bits.UintSize]sync.Pool
 // smallestClass is the smallest size class; its 1 KiB holds the inputs of a small query.
 const smallestClass = 10
 
-// classOf returns the size class of n bytes.
-func classOf(n int) int { return max(smallestClass, bits.Len(uint(max(n, 1)-1))) }
+// sizeClassOf returns the size class of n bytes.
+func sizeClassOf(n int) int { return max(smallestClass, bits.Len(uint(max(n, 1)-1))) }
 
 // newBlock returns a block of at least n bytes with one reader. It contains bytes of its last use.
 func newBlock(n int) *block {
-	class := classOf(n)
+	class := sizeClassOf(n)
 	b, _ := blocks[class].Get().(*block)
 	if b == nil {
 		raw := make([]byte, 1<<class+alignment)

@@ -7,8 +7,8 @@ import (
 	"github.com/muster-serve/muster/api/tensor"
 )
 
-// Rows returns the batch size of a query whose model is not known: the largest first dimension of its
-// inputs, some of which may be the same for all rows; at least 1.
+// Rows returns the batch size of a query whose model is not known: the largest first dimension of
+// its inputs, some of which may be the same for all rows; at least 1.
 func (r *Request) Rows() int64 {
 	rows := int64(1)
 	for i := range r.Inputs {
@@ -41,8 +41,8 @@ func (r *Request) Split(rows []int) ([]*Request, error) {
 	return queries, nil
 }
 
-// SplitBy is Split for a query of a model with the given roles: what belongs to the user or the query
-// as a whole is the same of all parts. nil is Split.
+// SplitBy is Split for a query of a model with the given roles: what belongs to the user or the
+// query as a whole is the same of all parts. nil is Split.
 func (r *Request) SplitBy(by *roles.Roles, rows []int) ([]*Request, error) {
 	if by == nil {
 		return r.Split(rows)
@@ -68,7 +68,7 @@ func Join(parts []*Response, rows []int) (*Response, error) { return JoinBy(nil,
 // JoinBy is Join for a model with the given roles, which may be nil: of an output of the user, the
 // parts must agree. The error names the output.
 func JoinBy(by *roles.Roles, parts []*Response, rows []int) (*Response, error) {
-	ofUser := func(out string) bool { return by != nil && by.Output(out) == roles.User }
+	ofUser := func(out string) bool { return by != nil && by.RoleOfOutput(out) == roles.User }
 	first := parts[0]
 	resp := &Response{
 		Model: first.Model, Version: first.Version, ID: first.ID, Parameters: first.Parameters,

@@ -68,12 +68,12 @@ func valueOf(t tensor.DataType) func(data []byte, i int) float64 {
 // has none, and the user once for each row, whose outputs then must agree. outputs is changed. The
 // error names the output.
 func (r *Roles) Answer(outputs []tensor.Tensor, size QuerySize) error {
-	if r.SizeOf != "" && r.Input(r.SizeOf) != Row {
+	if r.SizeOf != "" && r.RoleOfInput(r.SizeOf) != Row {
 		return nil
 	}
 	for i := range outputs {
 		t := &outputs[i]
-		role := r.Output(t.Name)
+		role := r.RoleOfOutput(t.Name)
 		switch {
 		case role == Query:
 		case len(t.Shape) == 0:

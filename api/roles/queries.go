@@ -34,7 +34,7 @@ func (r *Roles) Split(inputs []tensor.Tensor, rows []int) ([][]tensor.Tensor, er
 	}
 	for i := range inputs {
 		t := &inputs[i]
-		role := r.Input(t.Name)
+		role := r.RoleOfInput(t.Name)
 		if t.DataType == "" || role == Query || role == Ragged || t.Shape[0] != int64(size.Rows) {
 			continue
 		}
@@ -81,12 +81,12 @@ func (f *Feature) putJoined(inputs []tensor.Tensor, pieces []piece) error {
 // IsOnce reports whether inputs of a query of the given size have 1 user, or row, beside another
 // number of rows.
 func (r *Roles) IsOnce(inputs []tensor.Tensor, size QuerySize) bool {
-	if size.Rows == 1 || r.SizeOf != "" && r.Input(r.SizeOf) != Row {
+	if size.Rows == 1 || r.SizeOf != "" && r.RoleOfInput(r.SizeOf) != Row {
 		return false
 	}
 	for i := range inputs {
 		t := &inputs[i]
-		if role := r.Input(t.Name); t.DataType != "" && (role == Row || role == User) &&
+		if role := r.RoleOfInput(t.Name); t.DataType != "" && (role == Row || role == User) &&
 			len(t.Shape) > 0 && t.Shape[0] == 1 {
 			return true
 		}
@@ -132,7 +132,7 @@ func (r *Roles) repeatRows(inputs []tensor.Tensor, oneUser bool) ([]tensor.Tenso
 		if t.DataType == "" || len(t.Shape) == 0 || rows == 1 {
 			continue
 		}
-		switch r.Input(t.Name) {
+		switch r.RoleOfInput(t.Name) {
 		case Row:
 			if t.Shape[0] == 1 {
 				repeated, err := repeat(*t, rows)
@@ -206,7 +206,7 @@ func (r *Roles) Join(queries [][]tensor.Tensor) ([]tensor.Tensor, error) {
 	joined := slices.Clone(queries[0])
 	for i := range joined {
 		t := &joined[i]
-		role := r.Input(t.Name)
+		role := r.RoleOfInput(t.Name)
 		if t.DataType == "" || role == Query || role == Ragged ||
 			len(queries) == 1 && t.Shape[0] == int64(sum) {
 			continue
@@ -267,7 +267,7 @@ func (r *Roles) MakeRow(inputs []tensor.Tensor) ([]tensor.Tensor, error) {
 	inputs = slices.Clone(inputs)
 	for i := range inputs {
 		t := &inputs[i]
-		role := r.Input(t.Name)
+		role := r.RoleOfInput(t.Name)
 		if t.DataType == "" || role == Query || role == Ragged || len(t.Shape) == 0 ||
 			t.Shape[0] != 0 {
 			continue

@@ -169,16 +169,16 @@ func OfShapes(names []string, shapes [][]int64) *Roles {
 	return r
 }
 
-// Input returns an input's role, Row of an unknown one.
-func (r *Roles) Input(name string) Role {
+// RoleOfInput returns an input's role, Row of an unknown one.
+func (r *Roles) RoleOfInput(name string) Role {
 	if role, ok := r.inputs[name]; ok {
 		return role
 	}
 	return Row
 }
 
-// Output returns an output's role, Row of an unknown one.
-func (r *Roles) Output(name string) Role {
+// RoleOfOutput returns an output's role, Row of an unknown one.
+func (r *Roles) RoleOfOutput(name string) Role {
 	if role, ok := r.outputs[name]; ok {
 		return role
 	}
@@ -201,7 +201,7 @@ func (r *Roles) CanMerge() bool { return r.CanSplit() && !hasRole(r.Inputs, Quer
 // CanSplit reports whether a query may run as parts, as far as its inputs and outputs say.
 func (r *Roles) CanSplit() bool {
 	return !hasRole(r.Outputs, Query) &&
-		(r.SizeOf == "" || r.SizeDim == 0 && r.Input(r.SizeOf) == Row)
+		(r.SizeOf == "" || r.SizeDim == 0 && r.RoleOfInput(r.SizeOf) == Row)
 }
 
 func hasRole(ports []NamedRole, role Role) bool {
@@ -233,7 +233,7 @@ func (r *Roles) measure(inputs []tensor.Tensor) (s QuerySize, by string) {
 			continue
 		}
 		first := t.Shape[0]
-		switch r.Input(t.Name) {
+		switch r.RoleOfInput(t.Name) {
 		case Row:
 			if once = once || first == 1; r.SizeOf != "" {
 				continue
@@ -292,7 +292,7 @@ func (r *Roles) Check(inputs []tensor.Tensor) (QuerySize, error) {
 		if t.DataType == "" {
 			continue
 		}
-		role := r.Input(t.Name)
+		role := r.RoleOfInput(t.Name)
 		if role == Query || role == Ragged {
 			continue
 		}
@@ -302,7 +302,7 @@ func (r *Roles) Check(inputs []tensor.Tensor) (QuerySize, error) {
 				role)
 		}
 		if n := t.Shape[0]; n != 1 && n != int64(s.Rows) && (role == User || r.SizeOf == "" ||
-			r.Input(r.SizeOf) == Row) {
+			r.RoleOfInput(r.SizeOf) == Row) {
 			if role == User {
 				return s,
 					fmt.Errorf("input %q: %d users, want 1, or one for each of the %d rows of "+

@@ -286,7 +286,7 @@ func TestText(t *testing.T) {
 		Values: "values", Form: roles.Offsets, Index: "index", Per: roles.User, LastOffset: true,
 	})
 	again, err := roles.Parse(r.String())
-	if err != nil || again.String() != r.String() || again.Input("values") != roles.Ragged {
+	if err != nil || again.String() != r.String() || again.RoleOfInput("values") != roles.Ragged {
 		t.Errorf("got %v, %v, want %v", again, err, r)
 	}
 	for _, text := range []string{

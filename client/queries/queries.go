@@ -601,7 +601,7 @@ func (s *State) dropTarget(q *Query) {
 		return
 	}
 	if t := q.goesTo; t.Reservation == 0 {
-		s.returnLane(q, &t)
+		s.returnUnusedLane(q, &t)
 	} else {
 		s.release(t)
 	}
@@ -640,8 +640,8 @@ func (s *State) returnAssignment(a Assign) {
 	}
 }
 
-// returnLane gives the lane of a target that q does not need back to the leader.
-func (s *State) returnLane(q *Query, t *Target) {
+// returnUnusedLane gives the lane of a target that q does not need back to the leader.
+func (s *State) returnUnusedLane(q *Query, t *Target) {
 	s.returnAssignment(Assign{Sequence: q.Sequence, Attempt: t.Attempt, Agent: t.Agent,
 		Lane: t.Lane})
 }
@@ -650,7 +650,7 @@ func (s *State) returnLane(q *Query, t *Target) {
 // told another leader so.
 func (s *State) giveBackClaimed(q *Query) {
 	if q.earlier.claimed {
-		s.returnLane(q, &q.earlier)
+		s.returnUnusedLane(q, &q.earlier)
 	}
 }
 
@@ -708,7 +708,7 @@ func (s *State) Left(agent names.AgentName, now time.Duration) {
 			continue
 		}
 		if q.stage, q.since = doubted, now; q.atLeader == assigned {
-			s.returnLane(q, &q.at)
+			s.returnUnusedLane(q, &q.at)
 		}
 		if q.atLeader == assigned || s.link == linkOpen && q.atLeader == unknown {
 			s.stats.ResubmitsFailed++
@@ -771,7 +771,7 @@ func (s *State) Attempted(q *Query, attempt uint32, o Outcome, err error, now ti
 		switch {
 		case !current || q.atLeader != assigned || q.hasTarget():
 		case q.at.claimed:
-			s.returnLane(q, &q.at)
+			s.returnUnusedLane(q, &q.at)
 		case o == Answered:
 			q.atLeader = unknown
 		}
@@ -814,7 +814,7 @@ func (s *State) Attempted(q *Query, attempt uint32, o Outcome, err error, now ti
 	}
 	q.since = now
 	if q.atLeader == assigned { // the leader need not reserve the lane any more
-		s.returnLane(q, &last)
+		s.returnUnusedLane(q, &last)
 	}
 	switch {
 	case o == Final, q.attempts >= match.MaxAttempts: // the earlier attempt is the last

@@ -98,8 +98,8 @@ func (n *Node) Leading() bool { return n.leading }
 // there first.
 func (n *Node) Successor() names.AgentName { return n.successor }
 
-// isReachable reports whether the node leads and the member has acknowledged a heartbeat lately.
-func (n *Node) isReachable(m *member) bool {
+// hasFollower reports whether the node leads and the member has acknowledged a heartbeat lately.
+func (n *Node) hasFollower(m *member) bool {
 	return n.leading && !m.broken && !m.ackedAt.IsZero() && n.now.Sub(m.ackedAt) < n.cfg.Silence
 }
 
@@ -465,7 +465,7 @@ func (n *Node) chooseSuccessor() names.AgentName {
 	var best *member
 	for _, m := range n.members {
 		// members are in the order of ids
-		if m.rank != 0 && n.isReachable(m) && (best == nil || m.rank >= best.rank) {
+		if m.rank != 0 && n.hasFollower(m) && (best == nil || m.rank >= best.rank) {
 			best = m
 		}
 	}

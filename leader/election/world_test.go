@@ -546,7 +546,7 @@ func (n *Node) obeys(epoch uint64, leader names.AgentName) bool {
 func (n *Node) reached() (reached, members int) {
 	reached = 1
 	for _, m := range n.members {
-		if n.isReachable(m) {
+		if n.hasFollower(m) {
 			reached++
 		}
 	}

@@ -38,8 +38,8 @@ type variant struct {
 	regret   float64 // what an answer costs
 }
 
-// knownAccuracy is the model's accuracy, 1 if it is unknown.
-func (m *Model) knownAccuracy() float64 {
+// accuracyOrBest is the model's accuracy, 1 if it is unknown.
+func (m *Model) accuracyOrBest() float64 {
 	if m.Accuracy == 0 {
 		return 1
 	}
@@ -55,8 +55,8 @@ func newFamily(name names.ModelKey, models []Model, of []int) family {
 		f.target = max(f.target, toMs(m.QoSTarget))
 		f.largest = min(f.largest, m.LargestBatchSize)
 		f.rejectLate, f.splits = f.rejectLate && m.RejectLate, f.splits && m.Splits
-		f.variants = append(f.variants, variant{model: i, accuracy: m.knownAccuracy()})
-		unknown, best = unknown || m.Accuracy == 0, max(best, m.knownAccuracy())
+		f.variants = append(f.variants, variant{model: i, accuracy: m.accuracyOrBest()})
+		unknown, best = unknown || m.Accuracy == 0, max(best, m.accuracyOrBest())
 	}
 	for i := range f.variants {
 		v := &f.variants[i]

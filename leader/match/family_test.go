@@ -156,10 +156,10 @@ func obviousCost(h *horizon, m *Matcher, row int, s slot) (least float64, model 
 	q, g := h.rows[row], &h.groups[s.group]
 	best := 0.0
 	for _, v := range q.family.variants {
-		best = max(best, m.models[v.model].knownAccuracy())
+		best = max(best, m.models[v.model].accuracyOrBest())
 	}
 	cost := func(model int) float64 {
-		c := 0.4 * 100 * (best - m.models[model].knownAccuracy())
+		c := 0.4 * 100 * (best - m.models[model].accuracyOrBest())
 		mean := g.typ.tables[model].mean[q.batch]
 		scarcity := 1 - h.spare
 		if len(q.allowedVariants()) > 1 {
@@ -180,7 +180,7 @@ func obviousCost(h *horizon, m *Matcher, row int, s slot) (least float64, model 
 	fastest, ms := -1, math.Inf(1)
 	for _, v := range q.family.variants {
 		tab := g.typ.tables[v.model]
-		if !s.lane.holds[v.model] || m.models[v.model].knownAccuracy() < q.accuracy {
+		if !s.lane.holds[v.model] || m.models[v.model].accuracyOrBest() < q.accuracy {
 			continue
 		}
 		if tab.mean[q.batch] < ms {

@@ -204,7 +204,7 @@ func (s *shard) assignToLane(q *query, l *lane, model int, cost float64) bool {
 // bind completes a decision that binds q to the variant q.model.
 func (m *Matcher) bind(q *query, d Decision) Decision {
 	model := &m.models[q.model]
-	d.Query, d.Model, d.Family, d.Accuracy = q.id, model.Name, q.family.name, model.knownAccuracy()
+	d.Query, d.Model, d.Family, d.Accuracy = q.id, model.Name, q.family.name, model.accuracyOrBest()
 	return d
 }
 

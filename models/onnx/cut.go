@@ -222,13 +222,15 @@ func (c *cutter) repeatShort(name string) string {
 	if made, ok := c.broadcast[name]; ok {
 		return made
 	}
-	made := c.add("Gather", name, []string{name, c.shortIndex()}, Attribute{"axis", int64(at)})
+	made := c.add("Gather", name, []string{name, c.addBroadcastIndex()}, Attribute{"axis",
+		int64(at)})
 	c.broadcast[name] = made
 	return made
 }
 
-// shortIndex returns the index that has one element if there is one user, else one for each row.
-func (c *cutter) shortIndex() string {
+// addBroadcastIndex returns the index that has one element if there is one user, else one for each
+// row.
+func (c *cutter) addBroadcastIndex() string {
 	if c.short != "" {
 		return c.short
 	}
@@ -341,7 +343,8 @@ func (c *cutter) divideProduct(n Node) bool {
 
 // shorten adds the repetition of a product of users' rows, to be broadcast.
 func (c *cutter) shorten(product string) string {
-	return c.add("Gather", product, []string{product, c.shortIndex()}, Attribute{"axis", int64(0)})
+	return c.add("Gather", product, []string{product, c.addBroadcastIndex()}, Attribute{"axis",
+		int64(0)})
 }
 
 // joinParts returns the columns of a class as one matrix x, and the rows of n's weights that they

@@ -437,8 +437,8 @@ func (f *flowAnalysis) input(s *step, i int) (flowValue, bool) {
 	return f.flow.values[s.inputs[i]], true
 }
 
-// shape returns the dimensions of input i of a step; nil if they are not known.
-func (f *flowAnalysis) shape(s *step, i int) []size {
+// inputDims returns the dimensions of input i of a step; nil if they are not known.
+func (f *flowAnalysis) inputDims(s *step, i int) []size {
 	v, _ := f.input(s, i)
 	return v.dims
 }

@@ -168,7 +168,7 @@ func followFirst(f *flowAnalysis, s *step) ([]flowValue, string) {
 			return nil, "its parameters come from rows"
 		}
 	}
-	return one(f.shape(s, 0))
+	return one(f.inputDims(s, 0))
 }
 
 func followConstant(f *flowAnalysis, s *step) ([]flowValue, string) {
@@ -182,7 +182,7 @@ func followConstant(f *flowAnalysis, s *step) ([]flowValue, string) {
 }
 
 func followShape(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	if dims == nil {
 		return nil, noDims
 	}
@@ -204,7 +204,7 @@ func clipAxis(axis int64, rank int) (int, bool) {
 }
 
 func followSize(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	if dims == nil {
 		return nil, noDims
 	}
@@ -262,7 +262,7 @@ func keptInts(v flowValue, dims []size) []size {
 }
 
 func followFlatten(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	if dims == nil {
 		return nil, noDims
 	}
@@ -275,7 +275,8 @@ func followFlatten(f *flowAnalysis, s *step) ([]flowValue, string) {
 	return one(out)
 }
 
-// markAxes marks the axes among the dimensions. None may count rows or users; why says what is wrong.
+// markAxes marks the axes among the dimensions. None may count rows or users; why says what is
+// wrong.
 func markAxes(dims []size, axes []int64) (marked []bool, why string) {
 	marked = make([]bool, len(dims))
 	for _, a := range axes {
@@ -350,7 +351,7 @@ func followUnsqueeze(f *flowAnalysis, s *step) ([]flowValue, string) {
 }
 
 func followTranspose(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	permutation, given := s.ints["perm"]
 	if dims == nil || given && len(permutation) != len(dims) {
 		return nil, noDims
@@ -374,7 +375,7 @@ func followExpand(f *flowAnalysis, s *step) ([]flowValue, string) {
 	if to.ints == nil {
 		return nil, noShape
 	}
-	dims, why := f.broadcastSizes(f.shape(s, 0), to.ints)
+	dims, why := f.broadcastSizes(f.inputDims(s, 0), to.ints)
 	if why != "" {
 		return nil, why
 	}
@@ -382,7 +383,7 @@ func followExpand(f *flowAnalysis, s *step) ([]flowValue, string) {
 }
 
 func followTile(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	repeats, _ := f.input(s, 1)
 	if dims == nil || len(repeats.ints) != len(dims) {
 		return nil, noDims
@@ -460,7 +461,7 @@ func followConcatSizes(f *flowAnalysis, s *step) ([]flowValue, string) {
 }
 
 func followSplitSizes(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	axis, ok := axisIn(s.intAttribute("axis", 0), len(dims))
 	if !ok {
 		return nil, noAxis
@@ -554,7 +555,7 @@ func followSlice(f *flowAnalysis, s *step) ([]flowValue, string) {
 }
 
 func followPad(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	pads, given, ok := f.constantInts(s, "pads", 1)
 	if _, named := f.input(s, 3); dims == nil || !given || !ok || named ||
 		len(pads) != 2*len(dims) {
@@ -638,7 +639,7 @@ func followMatMul(f *flowAnalysis, s *step) ([]flowValue, string) {
 			return nil, "its parameters come from rows"
 		}
 	}
-	out, why := f.matMulSizes(f.shape(s, 0), f.shape(s, 1))
+	out, why := f.matMulSizes(f.inputDims(s, 0), f.inputDims(s, 1))
 	if why != "" {
 		return nil, why
 	}
@@ -648,7 +649,7 @@ func followMatMul(f *flowAnalysis, s *step) ([]flowValue, string) {
 func followGemm(f *flowAnalysis, s *step) ([]flowValue, string) {
 	var sides [2][]size
 	for i, attribute := range []string{"transA", "transB"} {
-		dims := f.shape(s, i)
+		dims := f.inputDims(s, i)
 		if len(dims) != 2 {
 			return nil, noDims
 		}
@@ -678,7 +679,7 @@ func followEinsum(f *flowAnalysis, s *step) ([]flowValue, string) {
 	}
 	byLabel := map[rune]size{}
 	for i, term := range terms {
-		dims := f.shape(s, i)
+		dims := f.inputDims(s, i)
 		if dims == nil || len(dims) != len(term) {
 			return nil, noDims
 		}
@@ -749,7 +750,7 @@ func followReduce(f *flowAnalysis, s *step) ([]flowValue, string) {
 }
 
 func followArgument(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	axis, ok := axisIn(s.intAttribute("axis", 0), len(dims))
 	if !ok {
 		return nil, noAxis
@@ -767,7 +768,7 @@ func followArgument(f *flowAnalysis, s *step) ([]flowValue, string) {
 }
 
 func followTopK(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	axis, ok := axisIn(s.intAttribute("axis", -1), len(dims))
 	if !ok {
 		return nil, noAxis
@@ -786,7 +787,7 @@ func followTopK(f *flowAnalysis, s *step) ([]flowValue, string) {
 
 // followAlong is of operators that work along one axis, which the second input may be.
 func followAlong(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	axes := []int64{s.intAttribute("axis", -1)}
 	if s.op == "CumSum" {
 		var ok bool
@@ -806,7 +807,7 @@ func followAlong(f *flowAnalysis, s *step) ([]flowValue, string) {
 
 // followSoftmax: before operator set 13 all dimensions from the axis on are taken for one.
 func followSoftmax(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	flat := f.signature.Opset < 13
 	otherwise := int64(-1)
 	if flat {
@@ -828,7 +829,7 @@ func followSoftmax(f *flowAnalysis, s *step) ([]flowValue, string) {
 
 // followFrom is of operators that work over all dimensions from an axis on.
 func followFrom(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	axis, ok := axisIn(s.intAttribute("axis", -1), len(dims))
 	if !ok {
 		return nil, noAxis
@@ -865,7 +866,7 @@ func followBatchNormalization(f *flowAnalysis, s *step) ([]flowValue, string) {
 
 // followFirstRows is of operators that keep the dimensions, and the elements of the first apart.
 func followFirstRows(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	if at := countingDim(dims); dims == nil || at > 0 || at == -2 {
 		return nil, overRows
 	}
@@ -882,7 +883,7 @@ func followDropout(f *flowAnalysis, s *step) ([]flowValue, string) {
 		f.signature.Opset < 7 && s.intAttribute("is_test", 0) == 0 {
 		return nil, "it is random"
 	}
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	if dims == nil {
 		return nil, noDims
 	}
@@ -906,7 +907,7 @@ func followImage(f *flowAnalysis, s *step) ([]flowValue, string) {
 		}
 	}
 	if s.op == "Conv" {
-		w := f.shape(s, 1)
+		w := f.inputDims(s, 1)
 		if len(w) != len(dims) {
 			return nil, noDims
 		}
@@ -917,7 +918,7 @@ func followImage(f *flowAnalysis, s *step) ([]flowValue, string) {
 
 // followRecurrent follows [steps, rows, features] or, of layout 1, [rows, steps, features].
 func followRecurrent(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	if len(dims) != 3 {
 		return nil, noDims
 	}
@@ -965,7 +966,7 @@ func followRecurrent(f *flowAnalysis, s *step) ([]flowValue, string) {
 }
 
 func followOneHot(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	if dims == nil {
 		return nil, noDims
 	}
@@ -986,7 +987,7 @@ func followOneHot(f *flowAnalysis, s *step) ([]flowValue, string) {
 func followRowsOf(f *flowAnalysis, s *step) ([]flowValue, string) {
 	var rows *size
 	for i := range s.inputs {
-		dims := f.shape(s, i)
+		dims := f.inputDims(s, i)
 		if len(dims) != 2 || !dims[0].counts() || dims[1].counts() {
 			return nil, "it does not work row by row on what has no rows"
 		}
@@ -1007,7 +1008,7 @@ func followRowsOf(f *flowAnalysis, s *step) ([]flowValue, string) {
 		len(s.ints["n_targets"])+len(s.ints["targets"]) == 0 {
 		columns = fixedSize(1)
 		if s.op == "Normalizer" {
-			columns = f.shape(s, 0)[1]
+			columns = f.inputDims(s, 0)[1]
 		}
 	}
 	var out []flowValue
@@ -1048,7 +1049,7 @@ func followFeatures(f *flowAnalysis, s *step) ([]flowValue, string) {
 
 // followCategories is of OneHotEncoder, which adds a dimension behind the others.
 func followCategories(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	if dims == nil {
 		return nil, noDims
 	}
@@ -1069,7 +1070,7 @@ func followRange(f *flowAnalysis, s *step) ([]flowValue, string) {
 }
 
 func followTriangle(f *flowAnalysis, s *step) ([]flowValue, string) {
-	dims := f.shape(s, 0)
+	dims := f.inputDims(s, 0)
 	if len(dims) < 2 {
 		return nil, noDims
 	}

@@ -35,7 +35,7 @@ func (t *Topology) Assign(partitions []Want) ([][][]int, error) {
 			"the layout wants %d cores, and the cgroup's limit is the time of %g",
 			total, t.Quota)
 	}
-	f := newFree(t)
+	f := newFreeCPUs(t)
 	order := make([]int, len(partitions))
 	for i := range order {
 		order[i] = i
@@ -64,16 +64,16 @@ func (t *Topology) String() string {
 	return "processors " + FormatCPUs(cpus)
 }
 
-// free is the processors that no partition has, by cache and physical core.
-type free struct{ caches [][]*core }
+// freeCPUs is the processors that no partition has, by cache and physical core.
+type freeCPUs struct{ caches [][]*core }
 
 type core struct {
 	cpus []int // that are free
 	used bool  // whether a partition has others of it
 }
 
-func newFree(t *Topology) *free {
-	f := &free{}
+func newFreeCPUs(t *Topology) *freeCPUs {
+	f := &freeCPUs{}
 	var last CPU
 	for i, c := range t.CPUs {
 		sameCache := i > 0 && c.Cache == last.Cache && c.Package == last.Package &&
@@ -106,7 +106,7 @@ func countFreeCores(cores []*core) (whole, all int) {
 
 // takeCPUs takes n processors, which must be free: of one cache if its unused cores are enough,
 // else of the unused cores of all, else of one cache, else of all.
-func (f *free) takeCPUs(n int) []int {
+func (f *freeCPUs) takeCPUs(n int) []int {
 	all := slices.Concat(f.caches...)
 	whole, _ := countFreeCores(all)
 	for _, shared := range []bool{false, true} {

@@ -138,7 +138,7 @@ func (s *State) refusesAtOnce(q *Query, now time.Duration) bool {
 		return false
 	}
 	// until the first lane is free
-	free := s.Remaining(now) - s.WaitingWork()/time.Duration(s.lanes)
+	free := s.TimeUntilFree(now) - s.WaitingWork()/time.Duration(s.lanes)
 	before := time.Duration(s.lessSaved(s.queue.Before(q.LatestStart+q.Estimate, now)))
 	before /= time.Duration(s.lanes)
 	margin := time.Duration(0)
@@ -188,7 +188,7 @@ func (s *State) retryOf(q *Query, now time.Duration) time.Duration {
 // all of them tried again as soon as a lane is free, refusals would take the more time from
 // queries, the more clients there are.
 func (s *State) retryAfter(work, now time.Duration) time.Duration {
-	free := now + max(s.Remaining(now), s.overdueTime(now))
+	free := now + max(s.TimeUntilFree(now), s.overdueTime(now))
 	again := min(max(s.returned, free), free+maxReturn)
 	s.returned = again + work
 	return max(again-now, time.Millisecond)

@@ -25,7 +25,7 @@ type Reservation struct {
 // counts it as if the query waited. The reservation ends when the query comes with it, by Released,
 // or after Keep.
 func (s *State) reserveTime(r *Reservation, now time.Duration) {
-	r.Remaining, r.until = s.Remaining(now), now+r.Keep
+	r.Remaining, r.until = s.TimeUntilFree(now), now+r.Keep
 	r.estimate = s.estimator.Estimate(r.Profile, r.BatchSize)
 	own := float64(s.estimator.High(r.Profile, r.BatchSize) - r.estimate)
 	variance := own * own
@@ -109,7 +109,7 @@ func (s *State) Stats(now time.Duration) Stats {
 		Running:      len(s.running),
 		Waiting:      s.queue.Len(),
 		WaitingBytes: s.queue.Bytes(),
-		Remaining:    s.Remaining(now),
+		Remaining:    s.TimeUntilFree(now),
 
 		RemainingByLane: s.RemainingByLane(now),
 		Busy:            busy,
@@ -126,9 +126,9 @@ func (s *State) WaitingWork() time.Duration {
 	return work
 }
 
-// Remaining returns Stats.Remaining: the shortest time until a running query ends, plus one lane's
-// share of the queries that wait and of the reservations.
-func (s *State) Remaining(now time.Duration) time.Duration {
+// TimeUntilFree returns Stats.Remaining: the shortest time until a running query ends, plus one
+// lane's share of the queries that wait and of the reservations.
+func (s *State) TimeUntilFree(now time.Duration) time.Duration {
 	n, reserved := s.sumReservations(now)
 	idle := len(s.idle) + len(s.free)
 	if n < idle {

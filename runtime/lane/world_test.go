@@ -376,7 +376,8 @@ func (w *world) check() {
 			}
 		}
 		if whole > 1 || whole == 1 && len(on) > 1 || len(on) > s.cores {
-			w.failf("lane %d of %d cores has %d runs, %d of them on all", lane, s.cores, len(on), whole)
+			w.failf("lane %d of %d cores has %d runs, %d of them on all", lane, s.cores, len(on),
+				whole)
 		}
 		if len(on) > 0 {
 			busy++
@@ -448,7 +449,7 @@ func (w *world) awaited() bool {
 func (w *world) finish() {
 	w.runUntil(Never)
 	s := w.s
-	s.Remaining(w.now + time.Hour) // drops reservations
+	s.TimeUntilFree(w.now + time.Hour) // drops reservations
 	if n := len(w.visitors); n > 0 {
 		w.failf("%d queries have no outcome in the end", n)
 	}

@@ -310,7 +310,7 @@ func (a *agent) busyTime() time.Duration { return a.lanes.LaneRemaining(0, a.f.n
 
 // remainingTime is the same including the time that the agent has promised; it is what gateways
 // that ask are told.
-func (a *agent) remainingTime() time.Duration { return a.lanes.Remaining(a.f.now) }
+func (a *agent) remainingTime() time.Duration { return a.lanes.TimeUntilFree(a.f.now) }
 
 // answerProbe makes the agent answer a question, and reserve its lane.
 func (a *agent) answerProbe(g *gateway, id uint64, model int, batch int) {

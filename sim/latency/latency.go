@@ -106,14 +106,14 @@ type scaledLatency struct {
 }
 
 func (s scaledLatency) Mean(batchSize int) time.Duration {
-	return s.by(s.Latencies.Mean(batchSize))
+	return s.scale(s.Latencies.Mean(batchSize))
 }
 
 func (s scaledLatency) Quantile(p float64, batchSize int) time.Duration {
-	return s.by(s.Latencies.Quantile(p, batchSize))
+	return s.scale(s.Latencies.Quantile(p, batchSize))
 }
 
-func (s scaledLatency) by(d time.Duration) time.Duration {
+func (s scaledLatency) scale(d time.Duration) time.Duration {
 	return max(1, time.Duration(float64(d)*s.factor))
 }
 

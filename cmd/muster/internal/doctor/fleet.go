@@ -24,8 +24,9 @@ func Fleet(s *control.FleetStatus) []Finding {
 func checkLeader(f *findings, s *control.FleetStatus) {
 	l := s.GetView().GetLeadership()
 	if l.GetLeader() == "" {
-		f.add("leader", Warning, "start an agent with --leader may and a state directory that can be "+
-			"written", "none; gateways choose workers alone")
+		f.add("leader", Warning,
+			"start an agent with --leader may and a state directory that can be "+
+				"written", "none; gateways choose workers alone")
 		return
 	}
 	f.add("leader", OK, "", "%s, epoch %d", l.GetLeader(), l.GetEpoch())
@@ -54,7 +55,8 @@ func checkAgents(f *findings, s *control.FleetStatus) {
 		case m.GetDraining():
 			f.add("agent", Warning, "", "%s drains", m.GetName())
 		case len(m.GetModels()) == 0:
-			f.add("agent", Warning, "muster models list says why", "%s serves no model", m.GetName())
+			f.add("agent", Warning, "muster models list says why", "%s serves no model",
+				m.GetName())
 		}
 		if m.GetPriceUsdPerHour() == 0 {
 			f.add("price", Warning, "give --price there, or list the type in --catalogue FILE: "+
@@ -136,7 +138,7 @@ func checkProfiles(f *findings, v *control.View) {
 	}
 	known := map[names.TableKey]bool{}
 	for _, p := range v.GetProfiles() {
-		key := p.Key()
+		key := p.TableKey()
 		typ, _, _ := strings.Cut(string(key.Type), "@") // an agent's own profile will do
 		known[names.TableKey{Model: key.Model, Type: names.LaneType(typ)}] = true
 	}
