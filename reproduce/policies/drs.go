@@ -47,7 +47,7 @@ func (d *drs) Choose(v match.View) {
 func (d *drs) firstOpen(v match.View, q match.WaitingQuery,
 	large bool) (first match.UsableLane, ok bool) {
 	found := false
-	for l := range v.Lanes() {
+	for l := range v.UsableLanes() {
 		if _, serves := l.Latency(q, l.Start()); serves && l.IsBase() == large {
 			if l.IsOpen() {
 				return l, true
@@ -58,7 +58,7 @@ func (d *drs) firstOpen(v match.View, q match.WaitingQuery,
 	if found {
 		return first, false
 	}
-	for l := range v.Lanes() {
+	for l := range v.UsableLanes() {
 		if _, serves := l.Latency(q, l.Start()); serves && l.IsOpen() {
 			return l, true
 		}
