@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import muster
-from muster import _inputs, _tensors, _wire
+from muster import _inputs, _tensors, _wire, answer
 
 VALUES = {
     "bool": np.array([[True, False]]),
@@ -32,9 +32,9 @@ def test_types(muster_agent, direct):
         for rows in (1, 9000):  # small, and larger than one write
             inputs = {k: np.repeat(v, rows, axis=0) for k, v in VALUES.items() if k != "bytes"}
             inputs["bytes"] = np.repeat(VALUES["bytes"], rows, axis=0)
-            answer = c.predict("echo", inputs)
+            found = c.predict("echo", inputs)
             for name, value in inputs.items():
-                got = answer[f"{name}_out"]
+                got = found[f"{name}_out"]
                 assert got.shape == value.shape
                 np.testing.assert_array_equal(got.astype(value.dtype), value, name)
 
@@ -145,9 +145,9 @@ def test_tables(client, module):
         "seen": ["a", "b"],
     }
     table = library.table(data) if module == "pyarrow" else library.DataFrame(data)
-    answer = client.predict("tags", table)
-    np.testing.assert_array_equal(answer["scores"], [8, 13])
-    back = getattr(answer, {"pyarrow": "to_arrow"}.get(module, f"to_{module}"))()
+    found = client.predict("tags", table)
+    np.testing.assert_array_equal(found["scores"], [8, 13])
+    back = getattr(found, {"pyarrow": "to_arrow"}.get(module, f"to_{module}"))()
     columns = back.column_names if module == "pyarrow" else list(back.columns)
     assert columns == ["scores"]
     assert len(back) == 2
@@ -173,3 +173,10 @@ def test_varints():
         assert _wire.read_parameter(_wire.parameter("p", value)) == ("p", value)
     with pytest.raises(ValueError, match="5 bytes, where 1 are left"):
         list(_wire.fields(b"\x0a\x05a"))
+
+
+@pytest.mark.parametrize("data", [b"\x2a", b"\x32\x7f", b"\x32\x01a", b"\x2a\x02\x0a\x05"])
+def test_answer_cut_off(data):
+    """Answers that are cut off, or have contents without an output, are errors."""
+    with pytest.raises(muster.Error, match="the answer cannot be read"):
+        answer.decode(memoryview(data))

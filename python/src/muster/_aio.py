@@ -47,8 +47,8 @@ class _AsyncEndpoint(Endpoint):
         response: bytes = await method(request, timeout=timeout, metadata=metadata or None)
         return response
 
-    async def take(self) -> _direct.AsyncConnection | None:
-        """A connection for a query; None: it must go by gRPC."""
+    async def take(self, timeout: float | None) -> _direct.AsyncConnection | None:
+        """A connection for a query, opened in at most so many seconds; None: it must go by gRPC."""
         while self.free:
             connection: _direct.AsyncConnection = self.free.pop()
             if not connection.closed:
@@ -62,7 +62,7 @@ class _AsyncEndpoint(Endpoint):
             return None
         self.opened += 1
         try:
-            async with asyncio.timeout(_base._DIAL_TIMEOUT):
+            async with asyncio.timeout(min(_base._DIAL_TIMEOUT, timeout or _base._DIAL_TIMEOUT)):
                 return await _direct.AsyncConnection.open(
                     self.host, self.port, self.client._server_name(self), self.client._context
                 )
@@ -94,7 +94,7 @@ class _AsyncEndpoint(Endpoint):
                 if not await asyncio.to_thread(_client._same, own, (self.host, self.port)):
                     return
             self.direct = True
-            connection = await self.take()
+            connection = await self.take(None)
             if connection is None:
                 self.direct = False
             else:
@@ -192,8 +192,8 @@ class AsyncClient(_base.Base):
         size: int,
         metadata: Metadata,
     ) -> Answer:
+        connection = await endpoint.take(attempts.remaining())
         left = attempts.remaining()
-        connection = await endpoint.take()
         if connection is not None:
             try:
                 reply = await connection.ask(_direct.frame(left, metadata, parts, size), size, left)

@@ -60,13 +60,9 @@ class _SyncEndpoint(Endpoint):
         response: bytes = method(request, timeout=timeout, metadata=metadata or None)
         return response
 
-    def take(self) -> _direct.Connection | None:
-        """A connection for a query; None: it must go by gRPC."""
-        while self.free:
-            try:
-                connection: _direct.Connection = self.free.pop()
-            except IndexError:
-                break
+    def take(self, timeout: float | None) -> _direct.Connection | None:
+        """A connection for a query, opened in at most so many seconds; None: it must go by gRPC."""
+        if (connection := self.take_free()) is not None:
             return connection
         if not self.direct or self.opened >= _base._MOST_CONNECTIONS:
             return None
@@ -80,13 +76,21 @@ class _SyncEndpoint(Endpoint):
                 self.port,
                 self.client._server_name(self),
                 self.client._context,
-                _base._DIAL_TIMEOUT,
+                min(_base._DIAL_TIMEOUT, timeout or _base._DIAL_TIMEOUT),
             )
         except OSError:  # the query goes by gRPC, which says why, if it is more than that
             with self.lock:
                 self.opened -= 1
                 self.dial_again = time.monotonic() + 1
             return None
+
+    def take_free(self) -> _direct.Connection | None:
+        """A connection that is open and free."""
+        try:
+            connection: _direct.Connection = self.free.pop()
+        except IndexError:
+            return None
+        return connection
 
     def drop(self, connection: _direct.Connection) -> None:
         connection.close()
@@ -117,7 +121,7 @@ class _SyncEndpoint(Endpoint):
 
     def _try_direct(self) -> None:
         self.direct = True
-        connection = self.take()
+        connection = self.take(None)
         if connection is None:
             self.direct = False
         else:
@@ -255,8 +259,8 @@ class Client(_base.Base):
         size: int,
         metadata: Metadata,
     ) -> Answer:
+        connection = endpoint.take(attempts.remaining())
         left = attempts.remaining()
-        connection = endpoint.take()
         while connection is not None:
             try:
                 buffers = _direct.frame(left, metadata, parts, size)
@@ -277,7 +281,7 @@ class Client(_base.Base):
             except _direct.Broken:
                 endpoint.drop(connection)
                 left = attempts.remaining()
-                connection = endpoint.free.pop() if endpoint.free else None
+                connection = endpoint.take_free()
             except BaseException:
                 endpoint.drop(connection)
                 raise

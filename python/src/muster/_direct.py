@@ -84,17 +84,6 @@ class Connection:
     def close(self) -> None:
         self.sock.close()
 
-    def is_stale(self) -> bool:
-        """Whether the server has closed the connection, or has sent what it must not."""
-        self.sock.setblocking(False)
-        try:
-            self.sock.recv(1) if self.secure else self.sock.recv(1, socket.MSG_PEEK)
-        except (BlockingIOError, ssl.SSLWantReadError):
-            return False
-        except OSError:
-            pass
-        return True
-
     def ask(self, buffers: list[Any], size: int, timeout: float | None) -> Reply:
         """Sends a query and waits for what comes, which is valid until the next one. It raises
         TimeoutError or Broken, and then the caller closes the connection."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import _tensors, _wire
+from . import _tensors, _wire, errors
 from ._tensors import Array
 from .model import Model
 
@@ -128,7 +128,15 @@ _MOST_OUTPUTS = 4096
 
 
 def decode(data: memoryview, described: Model | None = None) -> Answer:
-    """The answer in a ModelInferResponse. It keeps nothing of data."""
+    """The answer in a ModelInferResponse. It keeps nothing of data. An answer that cannot be read is
+    an Error."""
+    try:
+        return _decode(data, described)
+    except (ValueError, TypeError, IndexError) as e:
+        raise errors.Error(f"the answer cannot be read: {e}", code="INTERNAL") from e
+
+
+def _decode(data: memoryview, described: Model | None) -> Answer:
     names: list[tuple[str, str, tuple[int, ...]]] = []
     raws: list[memoryview] = []
     model = version = id = ""
