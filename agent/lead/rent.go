@@ -29,7 +29,7 @@ func (t *term) rentTerm() rent.Term {
 				return s
 			})
 		},
-		Problem: t.planProblem,
+		Demand: t.rentDemand,
 		Drain: func(ctx context.Context, agent string) error {
 			conn, err := l.fleet.Dial(names.AgentName(agent))
 			if err != nil {
@@ -57,18 +57,54 @@ func (t *term) noteDesired(member names.AgentName, d *control.DesiredFleet) {
 	}
 }
 
-// planProblem is the demand with the types that all models with demand have a profile on.
-func (t *term) planProblem() (*plan.Problem, []choose.Family, error) {
+// rentDemand is the demand with the types that all models with demand have a profile on, and the
+// memory for models.
+func (t *term) rentDemand() (*choose.Fleet, error) {
 	l := t.leader
 	d := t.demand()
 	if d == nil {
-		return nil, nil, errors.New("the term has ended")
+		return nil, errors.New("the term has ended")
 	}
 	problem, _, err := problemOf(d, l.config.Catalogue, l.config.Library)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return problem, familiesOf(d, problem, l.config.Library), nil
+	return &choose.Fleet{
+		Problem: problem, Families: familiesOf(d, problem, l.config.Library),
+		Memory: askLoop(t, t.memoryByType), Sizes: sizesOf(d),
+	}, nil
+}
+
+// memoryByType is what agents for which the leader decides what they hold have for models, in
+// bytes, by instance type: the least of those that know it. The term's loop calls it.
+func (t *term) memoryByType() map[profiles.InstanceType]float64 {
+	all := map[profiles.InstanceType]float64{}
+	for name, state := range t.layouts {
+		m := t.described[name]
+		bytes := float64(state.GetMemoryBytes())
+		if m == nil || !state.GetAutomatic() || bytes == 0 {
+			continue
+		}
+		of := profiles.InstanceType(m.GetInstanceType())
+		if known := all[of]; known == 0 || bytes < known {
+			all[of] = bytes
+		}
+	}
+	return all
+}
+
+// sizesOf is what models take of an agent's memory, in bytes, by their keys.
+func sizesOf(d *control.FleetDemand) map[string]float64 {
+	sizes := map[string]float64{}
+	for _, m := range d.GetMembers() {
+		for _, held := range [][]*control.Model{m.GetModels(), m.GetLoadable()} {
+			for _, v := range held {
+				key := string(names.NewModelKey(v.GetName(), v.GetVersion()))
+				sizes[key] = max(sizes[key], float64(v.GetBytes()))
+			}
+		}
+	}
+	return sizes
 }
 
 // familiesOf are the families of which an accuracy is stated and a model is asked for, with the

@@ -19,7 +19,6 @@ import (
 	"github.com/muster-serve/muster/cloud"
 	"github.com/muster-serve/muster/cloud/policy"
 	"github.com/muster-serve/muster/leader/election"
-	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/leader/rent"
 	"github.com/muster-serve/muster/leader/rent/choose"
 	"github.com/muster-serve/muster/profiles"
@@ -35,10 +34,10 @@ type Term struct {
 	Changed func() <-chan struct{}
 	// Status returns the agents' loads and factors; nil once the term ends.
 	Status func() *control.FleetStatus
-	// Problem returns the demand, with the types of the catalogue on which all models have a
-	// profile, and the families whose queries less accurate variants may answer; an error where the
+	// Demand returns the demand, with the types of the catalogue on which all models have a profile,
+	// the families whose queries less accurate variants may answer, and memory; an error where the
 	// demand is not known yet.
-	Problem func() (*plan.Problem, []choose.Family, error)
+	Demand func() (*choose.Fleet, error)
 	// Drain has an agent drain.
 	Drain func(ctx context.Context, agent string) error
 	// Tell sends what is desired to all members.
@@ -658,15 +657,14 @@ func (l *loop) plan(ctx context.Context, p *policy.Policy, d *control.DesiredFle
 	}
 	l.lacked, l.planned = strings.Join(lacked, " "), time.Now()
 	l.chooser.MarkPlanned(now)
-	problem, families, err := l.term.Problem()
+	f, err := l.term.Demand()
 	l.noPlan = err != nil
 	if err != nil {
 		l.showProposal(nil, p, "no plan: "+err.Error())
 		return
 	}
-	f := &choose.Fleet{Problem: problem, Families: families,
-		Desired: desiredOf(d).Counts, Foreign: map[profiles.InstanceType]int{},
-		Have: map[rent.Kind]int{}, Lacks: lacks}
+	f.Desired, f.Lacks = desiredOf(d).Counts, lacks
+	f.Foreign, f.Have = map[profiles.InstanceType]int{}, map[rent.Kind]int{}
 	capacity, err := choose.NewCapacity(f)
 	if l.serves == nil && err == nil {
 		l.useCapacity(capacity)

@@ -277,11 +277,11 @@ func TestLateFleetIsPlannedLarger(t *testing.T) {
 				{Model: "unmet", Version: 1, Rate: 2, WithinQos: new(float64), UnmetShare: 1},
 			}}
 		}
-		l.term.Problem = func() (*plan.Problem, []choose.Family, error) {
-			return &plan.Problem{Types: []plan.Type{{Name: kind.Type, Price: .526}},
+		l.term.Demand = func() (*choose.Fleet, error) {
+			return &choose.Fleet{Problem: &plan.Problem{Types: []plan.Type{{Name: kind.Type, Price: .526}},
 				Models: []plan.ModelDemand{{Name: "rm2", QoSTarget: 350 * time.Millisecond,
 					Weight: 1, BatchSizes: []profiles.Share{{BatchSize: 100, Share: 1}},
-					Latencies: []plan.Latencies{table}}}}, nil, nil
+					Latencies: []plan.Latencies{table}}}}}, nil
 		}
 		d := &control.DesiredFleet{Known: true}
 		l.usePolicy(d)

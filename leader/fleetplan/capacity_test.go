@@ -114,3 +114,22 @@ func TestCapacity(t *testing.T) {
 		t.Error("too few of a kind")
 	}
 }
+
+// TestCapacityWithoutRoom: what no machine has memory for does not count, so that the others are
+// planned for.
+func TestCapacityWithoutRoom(t *testing.T) {
+	bins := []Bin{{BatchSize: 1, Rate: 1, RunTime: [][]float64{{.1}}}}
+	c, err := NewCapacity(&Problem{
+		Types: []Type{{Name: "a", Capacity: 1, MemoryBytes: 2}},
+		Families: []Family{
+			{Name: "large", Variants: []Variant{{Model: "l", Accuracy: 1, SizeBytes: 3}}, Bins: bins},
+			{Name: "small", Variants: []Variant{{Model: "s", Accuracy: 1, SizeBytes: 1}}, Bins: bins},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.MaxMultiple([]int{3}); math.Abs(got-30) > 1e-6 {
+		t.Errorf("three machines carry %v times the demand, want 30", got)
+	}
+}

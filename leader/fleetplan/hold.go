@@ -51,7 +51,10 @@ const (
 // all says that pools are all that there may be, and work bounds the operations.
 func (p *Problem) boundMemory(shared *countSearch, pools []pool, all bool,
 	work int) (*countSearch, error) {
-	h := &holdSearch{shared: shared, m: newMaster(p, pools)}
+	h := &holdSearch{shared: shared, m: newMaster(p, pools), steps: place.DefaultSteps}
+	if work < maxWork {
+		h.steps = trialSteps
+	}
 	h.m.scale, h.m.weights = shared.m.scale, shared.m.weights
 	if err := h.search(); err != nil {
 		return nil, err
@@ -80,6 +83,7 @@ type holdSearch struct {
 	shared *countSearch
 	m      *master // with all pools
 	best   *countSearch
+	steps  int // of what given machines hold, where these are all that there may be
 	trials int
 	placed *place.Solution // of the last trial
 }
@@ -89,7 +93,7 @@ type holdSearch struct {
 func (h *holdSearch) search() (err error) {
 	p := h.m.problem
 	if !slices.ContainsFunc(p.Types, func(t Type) bool { return t.Max > t.Min }) {
-		h.best, err = h.try(h.shared.best[:len(p.Types)], place.DefaultSteps) // all there is to decide
+		h.best, err = h.try(h.shared.best[:len(p.Types)], h.steps) // all there is to decide
 		if err == nil && p.isPlacement() {
 			h.best.placed = h.placed
 		}

@@ -149,8 +149,10 @@ func (p *Problem) answerable(family int) (rate, accuracy float64) {
 	for b := range of.Bins {
 		best := -1.0
 		for v := range of.Variants {
-			if slices.ContainsFunc(of.Bins[b].RunTime[v], func(s float64) bool { return s > 0 }) {
-				best = max(best, of.Variants[v].Accuracy)
+			for t, seconds := range of.Bins[b].RunTime[v] {
+				if seconds > 0 && p.fits(family, v, t) {
+					best = max(best, of.Variants[v].Accuracy)
+				}
 			}
 		}
 		for _, t := range p.Types {

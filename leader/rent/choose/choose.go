@@ -219,11 +219,15 @@ type Fleet struct {
 	Problem *plan.Problem
 	// Families are those whose queries less accurate variants may answer.
 	Families []Family
-	Prices   map[rent.Kind]float64 // in $/hr
-	Foreign  map[profiles.InstanceType]int
-	Desired  map[rent.Kind]int
-	Have     map[rent.Kind]int // that are paid for and serve, or will
-	Lacks    []rent.Lack
+	// Memory is what agents of a type have for models, and Sizes what models and variants take of
+	// it, by name, in bytes. What is absent is unknown, and everything fits.
+	Memory  map[profiles.InstanceType]float64
+	Sizes   map[string]float64
+	Prices  map[rent.Kind]float64 // in $/hr
+	Foreign map[profiles.InstanceType]int
+	Desired map[rent.Kind]int
+	Have    map[rent.Kind]int // that are paid for and serve, or will
+	Lacks   []rent.Lack
 }
 
 // A Choice is what to desire.

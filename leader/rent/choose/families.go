@@ -42,7 +42,9 @@ func (f *Fleet) fleetProblem() (*fleetplan.Problem, error) {
 	}
 	whole := &fleetplan.Problem{Unserved: 1 - target}
 	for _, t := range p.Types {
-		whole.Types = append(whole.Types, fleetplan.Type{Name: string(t.Name), Capacity: 1})
+		whole.Types = append(whole.Types, fleetplan.Type{
+			Name: string(t.Name), Capacity: 1, MemoryBytes: f.Memory[t.Name],
+		})
 	}
 	for i := range p.Models {
 		m := &p.Models[i]
@@ -56,7 +58,7 @@ func (f *Fleet) fleetProblem() (*fleetplan.Problem, error) {
 		var known []fluid.Latencies // by variant and type
 		for _, v := range variants {
 			family.Variants = append(family.Variants, fleetplan.Variant{
-				Model: names.ModelKey(v.Name), Accuracy: v.Accuracy,
+				Model: names.ModelKey(v.Name), Accuracy: v.Accuracy, SizeBytes: f.Sizes[v.Name],
 			})
 			for _, l := range v.Latencies {
 				known = append(known, l)

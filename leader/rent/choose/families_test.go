@@ -97,3 +97,34 @@ func TestFamilyAtLimit(t *testing.T) {
 		}
 	}
 }
+
+// TestMemoryIsRentedFor: where machines have memory for one variant, more are rented, which carry the
+// load with one variant on each; where they have it for both, as many as where memory is not known.
+func TestMemoryIsRentedFor(t *testing.T) {
+	config := Config{Rate: 70, Headroom: 1.15, MaxPrice: 3, MinInstances: 1, Threshold: .05,
+		Types: map[profiles.InstanceType]Limits{"g4dn.xlarge": {Max: 3}, "r5n.large": {Max: 8}}}
+	cost := map[float64]float64{}
+	for _, memory := range []float64{0, 2, 1} {
+		f := ranks(t, .99)
+		f.Memory = map[profiles.InstanceType]float64{"r5n.large": memory, "g4dn.xlarge": memory}
+		f.Sizes = map[string]float64{"rm2": 1, "dien": 1}
+		c := New(config)
+		choice, err := c.Choose(t.Context(), time.Hour, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("memory for %v: %s at $%.3f/hr serve %.4g of %.4g", memory, Text(choice.Counts),
+			choice.Price, choice.Serves, choice.Rate)
+		if choice.Serves < choice.Rate*(1-1e-6) {
+			t.Errorf("memory for %v: serves %v of %v", memory, choice.Serves, choice.Rate)
+		}
+		cost[memory] = choice.Price
+		f.Desired = choice.Counts
+		if again, err := c.Choose(t.Context(), time.Hour, f); err != nil || again.Change {
+			t.Errorf("memory for %v: then %+v, %v", memory, again, err)
+		}
+	}
+	if cost[0] != cost[2] || cost[1] <= cost[2] {
+		t.Errorf("$/hr by memory: %v", cost)
+	}
+}
