@@ -5,7 +5,6 @@ package runtime
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -41,10 +40,6 @@ const (
 	// maxCopiers is how many threads copy. Chosen: a few threads fill the memory's bandwidth, more
 	// would wait for it.
 	maxCopiers = 8
-	// agreement is how far a graph's answers may be from those of ONNX Runtime's run that it was
-	// made of, as a share of the largest value: some kernels sum in another order each time, also
-	// in FP16.
-	agreement = 2e-3
 )
 
 // A graphs runs a model on the card. For some batch sizes it has a CUDA graph, in which the copies
@@ -388,26 +383,11 @@ func (g *graphs) tensorsOf(rows int) (in, out []*ortapi.CardTensor, err error) {
 
 // isEqualOutput reports whether an output is as it is wanted; of a type other than FP32, exactly.
 func isEqualOutput(t tensor.DataType, got, want []byte) bool {
-	if t != tensor.FP32 || bytes.Equal(got, want) {
+	if t != tensor.FP32 {
 		return bytes.Equal(got, want)
 	}
-	value := func(data []byte, i int) float64 {
-		return float64(math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:])))
-	}
-	largest, apart := 0., 0.
-	for i := range len(want) / 4 {
-		a, b := value(got, i), value(want, i)
-		switch {
-		case math.IsNaN(a) != math.IsNaN(b):
-			return false
-		case a != b && !math.IsNaN(a):
-			apart = max(apart, math.Abs(a-b))
-		}
-		if !math.IsNaN(b) && !math.IsInf(b, 0) {
-			largest = max(largest, math.Abs(b))
-		}
-	}
-	return apart <= agreement*largest
+	return tensor.Agree(tensor.Tensor{DataType: t, Data: got}, tensor.Tensor{DataType: t, Data: want},
+		tensor.Card)
 }
 
 // executeQueries runs queries as one, of batch rows in all, in pieces if these are more than the

@@ -13,10 +13,6 @@ import (
 )
 
 const (
-	// tolerance is the largest difference between this package's operator and the standard ones, as
-	// a share of the largest value. Both sum in float32, but the standard ones not always in the
-	// order of ids.
-	tolerance = 1e-5
 	// checkedRows is how many rows of each table the check uses. Chosen: more than a vector has
 	// numbers, so that all paths of an operator run, and few enough that the copies of large tables
 	// take no memory.
@@ -234,7 +230,7 @@ func randomIDs(random *rand.Rand, kind tensor.DataType, shape []int64, rows int6
 }
 
 // checkSame returns an error if two tensors have different shapes or values that differ by more
-// than the tolerance.
+// than [tensor.Tolerance]: both sum in float32, but the standard ones not always in the order of ids.
 func checkSame(ours, theirs ort.Value) error {
 	a, ok := ours.(*ort.Tensor[float32])
 	b, known := theirs.(*ort.Tensor[float32])
@@ -254,6 +250,7 @@ func checkNear(ours, theirs []float32) error {
 			largest = v
 		}
 	}
+	tolerance, _ := tensor.Tolerance(tensor.FP32, tensor.Kernels)
 	for i := range ours {
 		x, y := float64(ours[i]), float64(theirs[i])
 		if x == y || math.IsNaN(x) && math.IsNaN(y) || math.Abs(x-y) <= tolerance*largest {
