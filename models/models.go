@@ -10,8 +10,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"unicode/utf8"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/models/onnx"
@@ -158,7 +160,39 @@ type Version struct {
 	// FixesFirst is whether the first dimension of an input is fixed, so that agents which know no
 	// roles take the version for batchless.
 	FixesFirst bool
-	Config     Config
+	// Unproven is why the graph does not prove that rows are independent, although the settings say so;
+	// "": it does, or they do not.
+	Unproven string
+	Config   Config
+
+	mixing *atomic.Pointer[string] // see NoteMixing; nil: nobody has read the version from a file
+}
+
+// NoteMixing notes that runs have shown that rows depend on one another: from then on queries are
+// neither split nor merged, and run in one piece. It may be called concurrently with all methods.
+func (v *Version) NoteMixing(why string) {
+	if v.mixing != nil {
+		v.mixing.Store(&why)
+	}
+}
+
+// Mixing is what NoteMixing has noted, "" if it was not called.
+func (v *Version) Mixing() string {
+	if v.mixing == nil || v.mixing.Load() == nil {
+		return ""
+	}
+	return *v.mixing.Load()
+}
+
+// Splits reports whether queries may run as several parts.
+func (v *Version) Splits() bool { return v.Config.Splits() && v.Mixing() == "" }
+
+// Merging is how several waiting queries run as one.
+func (v *Version) Merging() names.MergePolicy {
+	if v.Mixing() != "" {
+		return names.MergeNone
+	}
+	return v.Config.Merging()
 }
 
 // String returns the version's name for log lines and errors, such as "ncf version 1".
@@ -211,7 +245,9 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 		read = append(read, first)
 	}
 	c.noteStray(dir, model, folder, read)
-	v := &Version{Model: model, Number: number, Path: path, Config: c}
+	v := &Version{
+		Model: model, Number: number, Path: path, Config: c, mixing: &atomic.Pointer[string]{},
+	}
 	var errs []error
 	why := s.BatchlessReason()
 	v.FixesFirst = why != ""
@@ -257,7 +293,8 @@ func (v *Version) noteMixing(s *onnx.Signature) {
 	if !v.Config.RowsIndependent {
 		return
 	}
-	if i := s.Flow(v.FlowRoles()).Independence(); !i.IsProven() && !i.Unknown {
+	i := s.Flow(v.FlowRoles()).Independence()
+	if v.Unproven = i.Reason; !i.IsProven() && !i.Unknown {
 		v.Config.Notes = append(slices.Clone(v.Config.Notes),
 			fmt.Sprintf("rows_independent is true, but "+
 				"rows depend on one another, so that answers change with what is split and merged: %s",

@@ -272,7 +272,7 @@ func mixesRows(t *testing.T, m runtime.Model, random *rand.Rand) bool {
 			values[i] = float32(random.NormFloat64())
 		}
 	}
-	run := func(rows ...int) [][]float32 {
+	runRows := func(x, s []float32, rows ...int) [][]float32 {
 		r, err := m.Run(context.Background(), rowsOf(x, s, rows...))
 		if err != nil {
 			return nil
@@ -289,6 +289,7 @@ func mixesRows(t *testing.T, m runtime.Model, random *rand.Rand) bool {
 		}
 		return all
 	}
+	run := func(rows ...int) [][]float32 { return runRows(x, s, rows...) }
 	together := run(0, 1, 2, 3, 4, 5)
 	same := func(rows ...int) bool {
 		got := run(rows...)
@@ -314,15 +315,19 @@ func mixesRows(t *testing.T, m runtime.Model, random *rand.Rand) bool {
 		return true
 	}
 	for _, poison := range []float32{float32(math.NaN()), 1e20} {
-		for i := range 4 {
-			x[4*5+i] = poison
-		}
-		for i := range 12 {
-			s[12*5+i] = poison
-		}
-		whole := run(0, 1, 2, 3, 4, 5)
-		if whole == nil || !slices.EqualFunc(whole[:5], together[:5], nearRow) {
-			return true
+		for _, row := range []int{5, 0} {
+			x, s := slices.Clone(x), slices.Clone(s)
+			for i := range 4 {
+				x[4*row+i] = poison
+			}
+			for i := range 12 {
+				s[12*row+i] = poison
+			}
+			whole := runRows(x, s, 0, 1, 2, 3, 4, 5)
+			if whole == nil || !slices.EqualFunc(whole[1:5], together[1:5], nearRow) ||
+				!nearRow(whole[5-row], together[5-row]) {
+				return true
+			}
 		}
 	}
 	return false
@@ -336,10 +341,11 @@ func nearRow(a, b []float32) bool {
 
 // TestProofOfIndependence: whatever random graph the proof calls independent is so when ONNX
 // Runtime runs its rows together, in another order, apart, and beside poison; and most that are are
-// found.
+// found. A check at load calls none of those dependent, and nearly all others.
 func TestProofOfIndependence(t *testing.T) {
 	x := runtimetest.Open(t)
-	proven, independent, mixing := 0, 0, 0
+	lanes := runtime.NewLanes(runtime.LanesConfig{})
+	proven, independent, mixing, checked := 0, 0, 0, 0
 	const all = 400
 	for seed := range uint64(all) {
 		g := drawGraph(seed, false)
@@ -361,6 +367,15 @@ func TestProofOfIndependence(t *testing.T) {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		mixes := mixesRows(t, m, rand.New(rand.NewPCG(seed, 8)))
+		seen, err := runtime.CheckRows(context.Background(), lanes, m, v)
+		if err != nil {
+			t.Errorf("seed %d: %v", seed, err)
+		}
+		if seen != "" && !mixes {
+			t.Errorf("seed %d: the check at load is wrong: %s", seed, seen)
+		} else if seen != "" {
+			checked++
+		}
 		if err := m.Close(); err != nil {
 			t.Fatal(err)
 		}
@@ -377,7 +392,11 @@ func TestProofOfIndependence(t *testing.T) {
 			t.Logf("seed %d is independent: %s", seed, why)
 		}
 	}
-	t.Logf("%d of %d independent graphs are proven; %d mix rows", proven, independent, mixing)
+	t.Logf("%d of %d independent graphs are proven; %d mix rows, of which a check at load sees %d",
+		proven, independent, mixing, checked)
+	if checked < mixing*9/10 {
+		t.Errorf("a check at load sees %d of %d graphs that mix rows, want nine of ten", checked, mixing)
+	}
 	if proven < independent*3/4 || mixing < all/10 {
 		t.Errorf("%d of %d independent graphs are proven, %d of %d mix rows; want three of four, and a "+
 			"tenth", proven, independent, mixing, all)

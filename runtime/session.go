@@ -804,7 +804,7 @@ func (r *run) executeQuery(ctx context.Context, inputs []tensor.Tensor, joined [
 		}
 		return s.graphs.executeQueries(ctx, r, joined, batch)
 	}
-	if !s.pieces || s.allocate.Load() {
+	if !s.pieces || s.allocate.Load() || s.version.Mixing() != "" {
 		err := r.callCancellable(ctx, inputs, batch)
 		if !s.doubtsShapes(err) {
 			return err

@@ -107,3 +107,54 @@ func TestForeignModels(t *testing.T) {
 		t.Errorf("described as %v, %v", described, err)
 	}
 }
+
+// TestMixedRows: a version whose rows depend on one another, whatever its settings say, is served
+// without being split or merged, and an event says why. One whose graph proves nothing, and whose
+// rows are independent when they run, is served as its settings say.
+func TestMixedRows(t *testing.T) {
+	port := func(name string) []onnx.ValueDescription {
+		return []onnx.ValueDescription{{
+			Name: name, DataType: tensor.FP32, Shape: []int64{onnx.Dynamic, 2},
+		}}
+	}
+	graph := func(nodes ...onnx.Node) onnx.Model {
+		return onnx.Model{Inputs: port("x"), Outputs: port("y"), Nodes: nodes}
+	}
+	axis := []onnx.Attribute{{Name: "axis", Value: int64(0)}}
+	config := agenttest.Config(t)
+	config.ModelDir = t.TempDir()
+	for name, m := range map[string]onnx.Model{
+		"mixing": graph(onnx.Node{
+			Op: "Softmax", Inputs: []string{"x"}, Outputs: []string{"y"}, Attributes: axis,
+		}),
+		"unproven": graph(onnx.Node{
+			Op: "MeanVarianceNormalization", Inputs: []string{"x"}, Outputs: []string{"y"},
+			Attributes: []onnx.Attribute{{Name: "axes", Value: []int64{1}}},
+		}),
+	} {
+		m.Opset = 13
+		folder := filepath.Join(config.ModelDir, name)
+		if err := os.MkdirAll(filepath.Join(folder, "1"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for file, data := range map[string][]byte{
+			"1/model.onnx": m.Marshal(), "model.yaml": []byte("rows_independent: true\n"),
+		} {
+			if err := os.WriteFile(filepath.Join(folder, file), data, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	a := agenttest.Start(t, config, runtimetest.Open(t))
+	for name, merges := range map[string]bool{"mixing": false, "unproven": true} {
+		described, err := a.GRPC.ModelConfig(t.Context(),
+			&inference.ModelConfigRequest{Name: name})
+		if err != nil || described.GetConfig().GetDynamicBatching() != nil != merges {
+			t.Errorf("%s is described as %v, %v; merges should be %v", name, described, err, merges)
+		}
+		event := name + " is not served as its model.yaml says: rows depend on one another"
+		if log := a.Log.String(); strings.Contains(log, event) == merges {
+			t.Errorf("the log is %s; %q should be in it: %v", log, event, !merges)
+		}
+	}
+}

@@ -197,7 +197,7 @@ func mergingOf(loaded *LoadedVersion) names.MergePolicy {
 		loaded.Version.Roles != nil && !m.MergesUsers() {
 		return names.MergeNone
 	}
-	return loaded.Version.Config.Merging()
+	return loaded.Version.Merging()
 }
 
 // makeResponse returns the answer to req, with the outputs that it asks for, in its order.
@@ -310,6 +310,9 @@ func (w *Worker) load(ctx context.Context, v *models.Version) (_ *LoadedModel, e
 	if err != nil {
 		return nil, err
 	}
+	if err := w.checkRows(ctx, v, runs); err != nil {
+		return nil, err
+	}
 	w.metrics.loadDuration.WithLabelValues(v.Model, version).Observe(took.Seconds())
 	w.metrics.warmUpDuration.WithLabelValues(v.Model, version).Observe(time.Since(start).Seconds())
 	for _, f := range w.onLoad {
@@ -355,6 +358,32 @@ func (w *Worker) warmUp(ctx context.Context, v *models.Version, runs *runtime.Sp
 		}
 	}
 	return err
+}
+
+// checkRows has rows of a version whose graph does not prove that they are independent, as its
+// settings say, run together and apart. If that changes answers, queries are neither split nor
+// merged, and the log has an event.
+func (w *Worker) checkRows(ctx context.Context, v *models.Version, runs *runtime.Spread) error {
+	if v.Unproven == "" || len(v.Config.WarmUp) == 0 { // nothing is to run before a query
+		return nil
+	}
+	part, err := w.placeVersion(ctx, v, runs)
+	if err != nil {
+		return err
+	}
+	why, err := runtime.CheckRows(ctx, part.Lanes, runs.On(part.Partition), v)
+	switch {
+	case errors.Is(err, runtime.ErrDraining): // other lanes have followed: as unsure as before
+	case err != nil:
+		return fmt.Errorf("check rows of %s: %w", v.Path, err)
+	case why != "":
+		v.NoteMixing(why)
+		w.config.Log.Warn("a model is not served as its model.yaml says", "model", v.Model, "version",
+			v.Number, "why", "rows depend on one another, so that queries are neither split nor merged: "+
+				why, "graph", v.Unproven, "settings", models.ConfigFile, "try", "rows_independent: false",
+			"event", "families")
+	}
+	return nil
 }
 
 // warnOfShapes says that a version serves without being warm, and what would tell its shapes.
