@@ -328,7 +328,9 @@ func (a *Agent) open() (err error) {
 		return err
 	}
 	a.members.PublishLoads(a.gateway)
-	a.counts = serve.NewCounts(a.metrics.registry, a.gateway, a.guard, a.slowLog)
+	a.counts = serve.NewCounts(a.metrics.registry, serve.CountsConfig{
+		Name: a.name, Gateway: a.gateway, Worker: a.worker, Guard: a.guard, Slow: a.slowLog,
+	})
 	a.shadows = shadow.New(shadow.Config{
 		Compares: a.releases.Compares,
 		View:     a.members.View, Loads: a.members.Loads, Tell: a.gateway.Compared,

@@ -214,7 +214,9 @@ func (t *spentTime) fillWait(parts *[lateness.Components]time.Duration, q spentQ
 		// The leader's time is since the arrival. What it does not know of is the way to it and
 		// back.
 		known := min(max(0, t.waited-(q.began-q.arrival)), wait)
-		parts[lateness.AwaitedLane] += known
+		// The leader let the query wait for what kept the lanes: where this run's own time went says
+		// that. Lanes that queries wait for are busy all the time.
+		lateness.DivideWait(parts, known, &t.spent, 1)
 		parts[lateness.OnTheWay] += wait - known
 	default:
 		parts[lateness.Unmeasured] += wait

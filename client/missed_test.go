@@ -47,6 +47,12 @@ func TestFill(t *testing.T) {
 				lateness.AwaitedLeader: 50 * milli, lateness.AwaitedLane: 20 * milli,
 				lateness.OnTheWay: 50 * milli, lateness.RanAsProfiled: 30 * milli,
 			}},
+		{"a leader that waited for a lane without CPU", func(t *spentTime) {
+			t.spent = parts{lateness.LackedCPU: 60 * milli, lateness.RanAsProfiled: 30 * milli}
+		}, nil, parts{
+			lateness.ArrivedLate: 10 * milli, lateness.LackedCPU: 120 * milli,
+			lateness.OnTheWay: 40 * milli, lateness.RanAsProfiled: 30 * milli,
+		}},
 		{"a worker whose clock is fast", func(t *spentTime) {
 			t.spent = parts{lateness.RanAsProfiled: 400 * milli}
 		}, nil, parts{

@@ -21,19 +21,16 @@ import (
 	"github.com/muster-serve/muster/runtime"
 )
 
-// QueryCounters count the queries of clients: what arrives at this agent, by whatever protocol, and
-// what
+// QueryCounters count the queries of clients: what arrives at this agent, by whatever protocol, and what
 // of it fails, whichever agent was to run it. What the lanes of an agent run is counted by its
 // worker, and how a query got its lane by the gateway. The methods may be called concurrently and
 // do not block.
 type QueryCounters struct {
-	gateway        *client.Gateway // is told of failures, for the leader
+	config         CountsConfig
 	arrived        *prometheus.CounterVec
 	failures       *prometheus.CounterVec
 	failureSeconds *prometheus.CounterVec
 	missed         *prometheus.CounterVec
-	slow           *slowlog.Log // nil: there is none
-	callers        Callers
 
 	mu sync.Mutex
 	// asked counts the arrivals at the versions that clients have asked this agent for, or that it
@@ -43,15 +40,24 @@ type QueryCounters struct {
 	unknown worker.VersionAbsence
 }
 
-// NewCounts registers the counters. gateway is this agent's, guard knows its callers, and slow is
-// its log of queries that are missed; nil: it keeps none.
-func NewCounts(registry prometheus.Registerer, gateway *client.Gateway, guard *secure.Guard,
-	slow *slowlog.Log) *QueryCounters {
+// A CountsConfig is the surroundings of [QueryCounters].
+type CountsConfig struct {
+	Name    names.AgentName
+	Gateway *client.Gateway // is told of failures, for the leader
+	Worker  interface {
+		CauseOfWait(now time.Time) lateness.Cause
+	}
+	Guard *secure.Guard // knows the callers
+	Slow  *slowlog.Log  // nil: queries that are missed are not logged
+}
+
+// NewCounts registers the counters.
+func NewCounts(registry prometheus.Registerer, config CountsConfig) *QueryCounters {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
 	c := &QueryCounters{
-		gateway: gateway, slow: slow, callers: Callers{guard}, asked: map[worker.VersionKey]prometheus.Counter{},
+		config: config, asked: map[worker.VersionKey]prometheus.Counter{},
 		arrived: counter("muster_arrived_queries_total",
 			"Queries of clients that have arrived, refused ones included.", "model", "version"),
 		failures: counter("muster_failed_queries_total",
@@ -103,7 +109,7 @@ func (c *QueryCounters) Failed(model string, version int64, err error, after, ta
 	c.CountFailed(model, version, reason, 1)
 	key := worker.VersionKey{Model: model, Version: version}
 	c.failureSeconds.WithLabelValues(key.Model, key.Number()).Add(after.Seconds())
-	c.gateway.Failed(client.Failure{
+	c.config.Gateway.Failed(client.Failure{
 		Model: model, Version: version, Reason: reason, TrialSize: client.TrialSize(batchSize),
 	})
 }
@@ -131,22 +137,22 @@ func (c *QueryCounters) countMissedQuery(ctx context.Context, q *missedQuery) {
 	if m.Cause == "" {
 		return
 	}
-	if reason == "overloaded" && m.Cause == lateness.Lane && isFull(q.err) {
-		m.Cause = lateness.Memory
+	if reason == "overloaded" && m.Cause == lateness.Lane {
+		c.explainRefusal(&m, q.err)
 	}
 	c.CountMissed(q.model, m.Cause, 1)
-	c.gateway.Missed(m, took)
+	c.config.Gateway.Missed(m, took)
 	c.note(ctx, q, m, reason)
 }
 
 // note notes a query that was missed in the slow log.
 func (c *QueryCounters) note(ctx context.Context, q *missedQuery, m client.Missed, reason string) {
-	if c.slow == nil {
+	if c.config.Slow == nil {
 		return
 	}
-	c.slow.Note(&slowlog.Query{
+	c.config.Slow.Note(&slowlog.Query{
 		Model: q.model, Version: q.version, Cause: m.Cause, Agent: m.Agent, Reason: reason,
-		Client: c.callers.Client(ctx), After: q.after, Target: q.target, Spent: q.spent,
+		Client: Callers{c.config.Guard}.Client(ctx), After: q.after, Target: q.target, Spent: q.spent,
 		ID: q.id, TraceID: traceID(ctx), RequestID: firstHeader(ctx, requestIDHeader),
 	}, time.Now())
 }
@@ -155,14 +161,27 @@ func (c *QueryCounters) note(ctx context.Context, q *missedQuery, m client.Misse
 func (c *QueryCounters) countMissedByRights(ctx context.Context) {
 	m := client.Missed{Cause: lateness.Rights}
 	c.CountMissed("", m.Cause, 1)
-	c.gateway.Missed(m, 0)
+	c.config.Gateway.Missed(m, 0)
 	c.note(ctx, &missedQuery{}, m, "")
 }
 
-// isFull reports whether an error says that there is no room for the bytes of a query.
-func isFull(err error) bool {
+// explainRefusal says why this agent has refused a query: for want of room on its lanes, or for what
+// takes their time. One that has no room for the bytes of queries, and lanes with room, lacks memory.
+func (c *QueryCounters) explainRefusal(m *client.Missed, err error) {
 	var full *runtime.OverloadedError
-	return errors.As(err, &full) && full.Waiting == 0
+	if !errors.As(err, &full) {
+		return // another agent has refused it, or the leader
+	}
+	cause := c.config.Worker.CauseOfWait(time.Now())
+	switch {
+	case cause != "":
+		m.Cause = cause
+	case full.Waiting == 0:
+		m.Cause = lateness.Memory
+	}
+	if m.Agent = ""; m.Cause.IsOfAgent() {
+		m.Agent = string(c.config.Name)
+	}
 }
 
 // CountMissed counts n queries that were missed for a cause. The leader calls it for those of

@@ -9,8 +9,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/muster-serve/muster/agent/worker"
+	"github.com/muster-serve/muster/api/lateness"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/client"
+	"github.com/muster-serve/muster/runtime"
 )
 
 // TestCountsForget: the series of a version go all together once the fleet has not held it and this
@@ -23,7 +25,7 @@ func TestCountsForget(t *testing.T) {
 	}
 	defer gateway.Close()
 	registry, now := prometheus.NewRegistry(), time.Unix(0, 0)
-	c := NewCounts(registry, gateway, nil, nil)
+	c := NewCounts(registry, CountsConfig{Gateway: gateway})
 	held, serves, known := map[names.ModelKey]bool{}, map[worker.VersionKey]bool{}, true
 	forget := func(after time.Duration) {
 		now = now.Add(after)
@@ -84,5 +86,35 @@ func TestCountsForget(t *testing.T) {
 	if want := 3 * (each - 1); left != want {
 		t.Errorf("after 60 more versions within a minute there are %d series of them, want %d, those "+
 			"of 3", left, want)
+	}
+}
+
+// waits is a worker whose lanes queries would wait for with this cause.
+type waits lateness.Cause
+
+func (w waits) CauseOfWait(time.Time) lateness.Cause { return lateness.Cause(w) }
+
+// TestExplainRefusal: a refusal for want of room is counted for what takes the time of the lanes; for
+// want of memory only if the lanes have room; and if another agent or the leader has refused the
+// query, for the lanes.
+func TestExplainRefusal(t *testing.T) {
+	bytes, lanes := &runtime.OverloadedError{}, &runtime.OverloadedError{Waiting: 9}
+	for _, c := range []struct {
+		busy lateness.Cause
+		err  error
+		want client.Missed
+	}{
+		{lateness.Lane, lanes, client.Missed{Cause: lateness.Lane}},
+		{lateness.CPU, lanes, client.Missed{Cause: lateness.CPU, Agent: "vm-1"}},
+		{lateness.Throttled, bytes, client.Missed{Cause: lateness.Throttled, Agent: "vm-1"}},
+		{"", bytes, client.Missed{Cause: lateness.Memory, Agent: "vm-1"}},
+		{"", lanes, client.Missed{Cause: lateness.Lane}},
+		{lateness.CPU, errors.New("refused elsewhere"), client.Missed{Cause: lateness.Lane}},
+	} {
+		counts := &QueryCounters{config: CountsConfig{Name: "vm-1", Worker: waits(c.busy)}}
+		got := client.Missed{Cause: lateness.Lane}
+		if counts.explainRefusal(&got, c.err); got != c.want {
+			t.Errorf("%q, %v: got %+v, want %+v", c.busy, c.err, got, c.want)
+		}
 	}
 }

@@ -60,13 +60,11 @@ const runWindow = 5
 
 type runSecond struct {
 	second int64
-	ran    time.Duration
-	lost   [lateness.Components]time.Duration // of that
+	spent  [lateness.Components]time.Duration // where the time of the runs went
 }
 
 // add counts a run that ended now.
-func (r *runSeconds) add(now time.Time, ran time.Duration,
-	lost *[lateness.Components]time.Duration) {
+func (r *runSeconds) add(now time.Time, spent *[lateness.Components]time.Duration) {
 	second := now.Unix()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -74,22 +72,9 @@ func (r *runSeconds) add(now time.Time, ran time.Duration,
 	if s.second != second {
 		*s = runSecond{second: second}
 	}
-	s.ran += ran
-	for c := range s.lost {
-		if isLoss(lateness.Component(c)) {
-			s.lost[c] += lost[c]
-		}
+	for c := range s.spent {
+		s.spent[c] += spent[c]
 	}
-}
-
-// isLoss reports whether a component makes runs longer than they should be.
-func isLoss(c lateness.Component) bool {
-	switch c {
-	case lateness.LackedCPU, lateness.WasThrottled, lateness.AwaitedPages, lateness.AwaitedGPU,
-		lateness.RanLong:
-		return true
-	}
-	return false
 }
 
 // sum sums up the last seconds.
@@ -100,42 +85,32 @@ func (r *runSeconds) sum(now time.Time) (all runSecond) {
 		if now.Unix()-s.second >= runWindow {
 			continue
 		}
-		all.ran += s.ran
-		for c, d := range s.lost {
-			all.lost[c] += d
+		for c, d := range s.spent {
+			all.spent[c] += d
 		}
 	}
 	return all
 }
 
-// roomAbove is the share of the lanes' time that runs may take, without what is lost to causes, for
-// the lanes to have room. Chosen: queries wait for long above it, whatever else happens.
-const roomAbove = 0.85
+// busyShare is how much of so many lanes' time the last seconds' runs took.
+func (s *runSecond) busyShare(lanes int) float64 {
+	ran := time.Duration(0)
+	for _, d := range s.spent {
+		ran += d
+	}
+	return float64(ran) / float64(runWindow*time.Second) / float64(max(1, lanes))
+}
 
-// minLoss is the share of runs' time that is worth laying a wait to.
-const minLoss = 0.1
-
-// divideWait divides a wait for a lane: what made the runs before it long takes the wait, if
-// without that the lanes would have had room; else its share. It is pure.
+// divideWait divides a wait for one of the lanes: see [lateness.DivideWait].
 func divideWait(parts *[lateness.Components]time.Duration, wait time.Duration, recent *runSecond,
 	lanes int) {
-	lost := time.Duration(0)
-	for _, d := range recent.lost {
-		lost += d
-	}
-	if recent.ran <= 0 || float64(lost) < minLoss*float64(recent.ran) {
-		parts[lateness.AwaitedLane] += wait
-		return
-	}
-	laid := wait
-	needed := float64(recent.ran-lost) / float64(runWindow*time.Second) / float64(max(1, lanes))
-	if needed > roomAbove {
-		laid = time.Duration(float64(wait) * float64(lost) / float64(recent.ran))
-	}
-	parts[lateness.AwaitedLane] += wait - laid
-	for c, d := range recent.lost {
-		parts[c] += time.Duration(float64(laid) * float64(d) / float64(lost))
-	}
+	lateness.DivideWait(parts, wait, &recent.spent, recent.busyShare(lanes))
+}
+
+// CauseOfWait is why a query would wait now for this agent's lanes; "" if they have room.
+func (w *Worker) CauseOfWait(now time.Time) lateness.Cause {
+	recent := w.measurer.recent.sum(now)
+	return lateness.CauseOfWait(&recent.spent, recent.busyShare(w.lanes.Stats().Lanes))
 }
 
 // minFaults is how many pages a run must have had read from disk for that to be why it was long.
@@ -157,7 +132,7 @@ func newMeasurer() *measurer {
 func (m *measurer) divideRun(parts *[lateness.Components]time.Duration, b *runBaseline,
 	batchSize int, ran time.Duration, now time.Time, hasTroubles bool) {
 	lost := m.meter.Between(now.Add(-ran), now)
-	cpu := time.Duration(lost.CPU * float64(ran))
+	cpu := lost.CPUOf(ran)
 	throttled := time.Duration(lost.Throttled * float64(ran))
 	rest := ran - cpu - throttled
 	excess := max(0, rest-b.observe(batchSize, rest))
@@ -169,6 +144,11 @@ func (m *measurer) divideRun(parts *[lateness.Components]time.Duration, b *runBa
 		parts[lateness.AwaitedGPU] += excess
 	case lost.MajorFaults >= minFaults:
 		parts[lateness.AwaitedPages] += excess
+	// Threads that ran have waited for those that did not, which the kernel does not count.
+	case throttled >= excess && throttled >= cpu:
+		parts[lateness.WasThrottled] += excess
+	case cpu >= excess:
+		parts[lateness.LackedCPU] += excess
 	default:
 		parts[lateness.RanLong] += excess
 	}
@@ -189,14 +169,13 @@ func (w *Worker) noteRun(model *LoadedModel, batchSize int, result *runtime.Resu
 	w.measurer.meter.Touch(now)
 	w.measurer.divideRun(&parts, &model.baseline, batchSize, result.Execution, now, w.hasTroubles())
 	if !result.Joined {
-		ran := result.Execution / time.Duration(max(1, result.Divided))
-		lost := parts
+		spent := parts
 		if result.Divided > 1 {
-			for c := range lost {
-				lost[c] /= time.Duration(result.Divided)
+			for c := range spent {
+				spent[c] /= time.Duration(result.Divided)
 			}
 		}
-		w.measurer.recent.add(now, ran, &lost)
+		w.measurer.recent.add(now, &spent)
 	}
 	return parts
 }
@@ -224,7 +203,7 @@ func (w *Worker) spentOn(ran *executedRun, cut, receive, within time.Duration,
 	// What is left is this process at work on the query, or not at work because it lacks CPU.
 	rest := max(0, within-sum)
 	lost := w.measurer.meter.Between(now.Add(-within), now)
-	cpu := time.Duration(lost.CPU * float64(rest))
+	cpu := lost.CPUOf(rest)
 	throttled := time.Duration(lost.Throttled * float64(rest))
 	parts[lateness.LackedCPU] += cpu
 	parts[lateness.WasThrottled] += throttled
@@ -248,6 +227,6 @@ func (w *Worker) tellSpent(ctx context.Context, t *attempt) {
 // moveLost moves from a component what this process did not get in the time between.
 func (w *Worker) moveLost(r *lateness.Record, from lateness.Component, begin, end time.Time) {
 	d, lost := r.Parts[from], w.measurer.meter.Between(begin, end)
-	r.Move(from, lateness.LackedCPU, time.Duration(lost.CPU*float64(d)))
+	r.Move(from, lateness.LackedCPU, lost.CPUOf(d))
 	r.Move(from, lateness.WasThrottled, time.Duration(lost.Throttled*float64(d)))
 }

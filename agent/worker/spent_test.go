@@ -19,20 +19,24 @@ func TestDivideWait(t *testing.T) {
 		want   parts
 	}{
 		{"nothing ran", runSecond{}, parts{lateness.AwaitedLane: 600 * ms}},
-		{"more than the lane can do", runSecond{ran: 5 * time.Second},
+		{"more than the lane can do", runSecond{spent: parts{lateness.RanAsProfiled: 5 * time.Second}},
 			parts{lateness.AwaitedLane: 600 * ms}},
 		{"half a quota", runSecond{
-			ran: 5 * time.Second, lost: parts{lateness.WasThrottled: 2500 * ms},
+			spent: parts{lateness.RanAsProfiled: 2500 * ms, lateness.WasThrottled: 2500 * ms},
 		}, parts{lateness.WasThrottled: 600 * ms}},
-		{"two causes", runSecond{
-			ran:  5 * time.Second,
-			lost: parts{lateness.WasThrottled: 2000 * ms, lateness.LackedCPU: 1000 * ms},
-		}, parts{lateness.WasThrottled: 400 * ms, lateness.LackedCPU: 200 * ms}},
+		{"two causes", runSecond{spent: parts{
+			lateness.RanAsProfiled: 2000 * ms, lateness.WasThrottled: 2000 * ms,
+			lateness.LackedCPU: 1000 * ms,
+		}}, parts{lateness.WasThrottled: 600 * ms}},
+		{"two causes, neither alone enough", runSecond{spent: parts{
+			lateness.RanAsProfiled: 3600 * ms, lateness.WasThrottled: 1600 * ms,
+			lateness.LackedCPU: 800 * ms,
+		}}, parts{lateness.WasThrottled: 400 * ms, lateness.LackedCPU: 200 * ms}},
 		{"too much, with or without", runSecond{
-			ran: 10 * time.Second, lost: parts{lateness.LackedCPU: 5 * time.Second},
+			spent: parts{lateness.RanAsProfiled: 5000 * ms, lateness.LackedCPU: 5000 * ms},
 		}, parts{lateness.LackedCPU: 300 * ms, lateness.AwaitedLane: 300 * ms}},
 		{"next to nothing lost", runSecond{
-			ran: 5 * time.Second, lost: parts{lateness.LackedCPU: 400 * ms},
+			spent: parts{lateness.RanAsProfiled: 4600 * ms, lateness.LackedCPU: 400 * ms},
 		}, parts{lateness.AwaitedLane: 600 * ms}},
 	} {
 		var got parts
@@ -43,11 +47,9 @@ func TestDivideWait(t *testing.T) {
 	}
 	random := rand.New(rand.NewPCG(2, 59))
 	for range 1000 {
-		recent := runSecond{ran: time.Duration(random.IntN(10_000)) * ms}
-		for c := range recent.lost {
-			if isLoss(lateness.Component(c)) {
-				recent.lost[c] = time.Duration(random.IntN(1000)) * ms
-			}
+		recent := runSecond{}
+		for c := range recent.spent {
+			recent.spent[c] = time.Duration(random.IntN(1000)) * ms
 		}
 		r := lateness.Record{}
 		divideWait(&r.Parts, 600*ms, &recent, 1+random.IntN(4))

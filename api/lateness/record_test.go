@@ -163,3 +163,24 @@ func TestCauseOfFailure(t *testing.T) {
 		}
 	}
 }
+
+// TestCauseOfWait: lanes without room are full for what takes their time, if they would have room
+// without it.
+func TestCauseOfWait(t *testing.T) {
+	type parts = [Components]time.Duration
+	for _, c := range []struct {
+		name  string
+		spent parts
+		busy  float64
+		want  Cause
+	}{
+		{"room", parts{RanAsProfiled: 2 * time.Second, LackedCPU: 2 * time.Second}, 0.8, ""},
+		{"nothing lost", parts{RanAsProfiled: 5 * time.Second}, 1, Lane},
+		{"a quota", parts{RanAsProfiled: 2 * time.Second, WasThrottled: 3 * time.Second}, 1, Throttled},
+		{"too much even so", parts{RanAsProfiled: 4 * time.Second, LackedCPU: time.Second}, 2, Lane},
+	} {
+		if got := CauseOfWait(&c.spent, c.busy); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}

@@ -33,7 +33,15 @@ type Totals struct {
 // most.
 type Lost struct {
 	CPU, Throttled float64
-	MajorFaults    uint64
+	// Waited is how long threads were ready to run and did not, all together.
+	Waited      time.Duration
+	MajorFaults uint64
+}
+
+// CPUOf is how much of a part of the time the process did not get. It is no more than its threads
+// waited: one that sleeps, or waits for a card, lacks nothing meanwhile.
+func (l *Lost) CPUOf(part time.Duration) time.Duration {
+	return min(time.Duration(l.CPU*float64(part)), l.Waited)
 }
 
 // A Meter keeps samples of this process. It owns one goroutine, that of Run. Its other methods may
@@ -135,7 +143,7 @@ func (t *Totals) Since(before *Totals, cpus int) Lost {
 	// Threads of one process also wait for each other. Only what the process leaves of its CPUs can
 	// have gone to others.
 	left := max(0, 1-float64(ran)/float64(passed)/float64(cpus))
-	lost := Lost{MajorFaults: t.MajorFaults - before.MajorFaults}
+	lost := Lost{MajorFaults: t.MajorFaults - before.MajorFaults, Waited: waited}
 	if t.MajorFaults < before.MajorFaults { // a thread has ended
 		lost.MajorFaults = 0
 	}

@@ -119,3 +119,28 @@ func TestTouch(t *testing.T) {
 		}
 	}
 }
+
+// TestCPUOf: a process lacks no more CPU time than its threads have waited for: one that sleeps most
+// of the time is not late for the little that it waits when it wakes.
+func TestCPUOf(t *testing.T) {
+	start := time.Unix(100, 0)
+	before := Totals{At: start}
+	for _, c := range []struct {
+		name string
+		now  Totals
+		want time.Duration // of a run of 100 ms
+	}{
+		{"computing", Totals{
+			At: start.Add(200 * time.Millisecond), Ran: 100 * time.Millisecond,
+			Waited: 100 * time.Millisecond,
+		}, 50 * time.Millisecond},
+		{"asleep", Totals{
+			At: start.Add(200 * time.Millisecond), Ran: time.Millisecond, Waited: 4 * time.Millisecond,
+		}, 4 * time.Millisecond},
+	} {
+		lost := c.now.Since(&before, 2)
+		if got := lost.CPUOf(100 * time.Millisecond); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
