@@ -9,8 +9,8 @@ FUZZTIME ?= 1m
 export GOFLAGS ?= -gcflags=all=-dwarf=false
 
 .PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance corpus \
-	python-test wheel examples docs-commands dashboard-test scenarios causes chaos moto oidc stores bench \
-	packages image \
+	python-test wheel examples docs-commands dashboard-test scenarios causes causes-nightly chaos moto oidc \
+	stores bench packages image \
 	container chart test-packages vulncheck generate reference notice \
 	nightly onnxruntime clean
 
@@ -33,13 +33,17 @@ test: onnxruntime
 demo: build
 	@bin/muster demo $(DEMO_FLAGS)
 
-# What takes too long for each change: ten thousand random problems of the fleet's plan, and two
-# hundred random days. About an hour of CPU; DAYS=20 for a tenth of the days.
+# What takes too long for each change: ten rounds of each cause of lateness, ten thousand random
+# problems of the fleet's plan, and two hundred random days. About an hour of CPU; DAYS=20 for a tenth of the days.
 DAYS ?= 200
 nightly: export GOGC ?= 400
-nightly:
+nightly: causes-nightly
 	MUSTER_SLOW_TESTS=1 go test -trimpath -vet=off -count=1 -timeout 12h ./leader/fleetplan
 	MUSTER_DAYS=$(DAYS) go test -trimpath -vet=off -count=1 -timeout 12h ./sim/day
+
+# Each cause of lateness ten times, an hour, on a quiet machine.
+causes-nightly:
+	$(MAKE) causes CAUSES_FLAGS="-rounds 10" CAUSES_TIMEOUT=3h
 
 # The short tests with the race detector, without those of packages that start no goroutine
 # (pure_test.go). Of sim only the searches start any. -cpu 1, because with more the race detector
@@ -109,10 +113,11 @@ FLEET = go test -trimpath -vet=off -tags fleet -count=1 -v ./scripts/test/fleet
 scenarios: build
 	@$(FLEET) -short -parallel 4 -timeout 20m
 
-# Whether `muster why` names the causes of lateness that are seeded; CAUSES_FLAGS="-rounds 10" for the
-# full form, on a quiet machine.
+# Whether `muster why` names the causes of lateness that are seeded; `make
+# causes-nightly` is the full form.
 causes: build
-	@go test -trimpath -vet=off -tags fleet -count=1 -v -timeout 60m ./scripts/test/causes $(CAUSES_FLAGS)
+	@go test -trimpath -vet=off -tags fleet -count=1 -v -timeout $(or $(CAUSES_TIMEOUT),60m) \
+		./scripts/test/causes $(CAUSES_FLAGS)
 
 # The scenario of chaos: all of that at random, for ten minutes; CHAOS_FLAGS="-for 1m" for less.
 chaos: build

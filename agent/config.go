@@ -90,8 +90,8 @@ type Config struct {
 	// machine where CUDA works and the CPU elsewhere. Default "auto".
 	Provider string
 	// GPU is the card that models run on, or a MIG slice of one: its place in the machine ("1") or
-	// its UUID. Empty, the default, is the first that CUDA shows. An emulated executor has no card,
-	// and the agent watches the one that is named.
+	// its UUID. Empty, the default, is the first that CUDA shows. An emulated executor has no card;
+	// the agent watches the one that is named, and runs are longer while that is slowed.
 	GPU string
 	// GPUMemory is how many bytes of the card's memory each loaded model may take for its tensors;
 	// 0, the default, is no bound.

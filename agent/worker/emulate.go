@@ -19,7 +19,12 @@ type emulation struct {
 	*runtime.Emulated
 	typ     profiles.InstanceType
 	library *profiles.Library
+	slowBy  func() float64 // nil: nothing slows it
 }
+
+// SlowBy has each run take so many times as long as slowBy says when it begins. It must be called
+// before models are loaded.
+func (e *emulation) SlowBy(slowBy func() float64) { e.slowBy = slowBy }
 
 // ShippedProfile is the value of profile that makes [Emulate] use the profiles that come with the
 // program.
@@ -55,6 +60,10 @@ func (e *emulation) Load(ctx context.Context, v *models.Version) (runtime.Model,
 		return nil, fmt.Errorf("emulate %s on %s: %w", v, e.typ, err)
 	}
 	return runtime.NewEmulated(func(_ *models.Version, batchSize int) time.Duration {
-		return table.Quantile(rand.Float64(), batchSize) // drawn from the profile's distribution
+		took := table.Quantile(rand.Float64(), batchSize) // drawn from the profile's distribution
+		if e.slowBy != nil {
+			took = time.Duration(e.slowBy() * float64(took))
+		}
+		return took
 	}).Load(ctx, v)
 }

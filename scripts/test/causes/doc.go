@@ -1,7 +1,8 @@
 // Package causes tests that `muster why` names why queries are late. Each cause is seeded in a fleet
 // of real agents, each a process, which was healthy under the same load before; within 30 s the right
-// cause must be the first, with the right agent, and before the seed there must have been none. They
-// are tests with the build tag fleet:
+// cause must be the first, with the right agent. Before the seed there must have been none, and no
+// alert of another cause may fire; that holds in rounds in which no other program took CPU time from
+// the agents. They are tests with the build tag fleet:
 //
 //	make build
 //	go test -tags fleet -v ./scripts/test/causes                         one round of each cause

@@ -11,8 +11,10 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -139,6 +141,40 @@ func startHogs(g *group, cpu, programs int) (func(), error) {
 		}
 	}
 	return end, nil
+}
+
+// pageOut has the kernel drop from memory what a process maps of files whose names end so.
+func pageOut(pid int, suffix string) error {
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		return err
+	}
+	process, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(process)
+	found := false
+	for line := range strings.Lines(string(maps)) {
+		var from, to uint64
+		if !strings.HasSuffix(strings.TrimSpace(line), suffix) {
+			continue
+		}
+		if _, err := fmt.Sscanf(line, "%x-%x ", &from, &to); err != nil {
+			return err
+		}
+		found = true
+		// An iovec, and not pointers: the addresses are the other process's.
+		ranges := [2]uint64{from, to - from}
+		if _, _, code := unix.Syscall6(unix.SYS_PROCESS_MADVISE, uintptr(process),
+			uintptr(unsafe.Pointer(&ranges)), 1, unix.MADV_PAGEOUT, 0, 0); code != 0 {
+			return fmt.Errorf("process_madvise: %w", code)
+		}
+	}
+	if !found {
+		return fmt.Errorf("process %d maps no file *%s", pid, suffix)
+	}
+	return nil
 }
 
 // A relay passes connections on, and what comes on them after a delay, each way.

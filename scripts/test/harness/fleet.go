@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/inference"
+	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/models/zoo"
 )
 
@@ -32,6 +34,7 @@ type Fleet struct {
 	Args         []string      // further arguments of every agent
 	Network      *Network      // has a namespace for each agent; nil: all are on loopback
 	Certificates *Certificates // nil: no TLS, no gossip key
+	APIKey       string        // of this process, where there are no certificates; "": none is asked for
 	// Nodes are the agents that should be alive.
 	Nodes []*Node
 
@@ -201,6 +204,12 @@ func (f *Fleet) Dial(ctx context.Context, n *Node) (*grpc.ClientConn, error) {
 	if f.Certificates != nil {
 		var err error
 		if options, err = f.Certificates.DialOptions(Admin); err != nil {
+			return nil, err
+		}
+	} else if f.APIKey != "" {
+		var err error
+		options, err = secure.ClientConfig{APIKey: f.APIKey}.DialOptions(slog.Default())
+		if err != nil {
 			return nil, err
 		}
 	}
