@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -40,10 +41,10 @@ func (r *simulation) beginRenting() {
 	r.fleet.Schedule(0, r.wakeRental)
 }
 
-// RentingFamily is m as the leader plans machines for it: by its best variant.
+// RentingFamily is m as the leader plans machines for it: by its best variant, the first of equals.
 func (m *Model) RentingFamily() renting.Family {
 	best := slices.MaxFunc(m.variantsOf(), func(a, b Variant) int {
-		return int(math.Copysign(1, a.Accuracy-b.Accuracy))
+		return cmp.Compare(a.Accuracy, b.Accuracy)
 	})
 	f := renting.Family{
 		Name: m.Name, QoSTarget: m.QoSTarget, Share: m.qosShare(),
