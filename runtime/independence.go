@@ -124,7 +124,7 @@ func (c *rowCheck) compare(ctx context.Context, n int) (why string, err error) {
 // the run of that part alone has it; "" if there is none.
 func (c *rowCheck) differs(whole, alone []tensor.Tensor, sizes []int, i int) string {
 	for k := range whole {
-		if c.roles.Output(whole[k].Name) != roles.Row {
+		if c.roles.RoleOfOutput(whole[k].Name) != roles.Row {
 			continue
 		}
 		parts, err := tensor.Split(whole[k], sizes)
