@@ -88,7 +88,7 @@ corpus: build
 
 # The wheels of both architectures, in build/dist: the Python client and the binary; ARCHS="amd64" for
 # one.
-wheel:
+wheel: build
 	@scripts/wheel.sh $(ARCHS)
 
 # Tests python/ against real agents, on the oldest and the newest Python here.

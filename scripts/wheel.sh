@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # wheel.sh [amd64] [arm64]: makes the wheel of each architecture (default: both) in build/dist: the
-# client of python/, and the binary, which pip installs on PATH. This machine's architecture is built
-# as `make build` does it; another one with the C compiler that CC_amd64 or CC_arm64 names, or else
-# with Zig's, which comes from PyPI. VERSION is the version (default: from git's tags). The same commit
+# client of python/, and the binary, which pip installs on PATH. That of this machine's architecture is
+# bin/muster; `make wheel` builds that first. Another one is built with the C compiler that CC_amd64 or
+# CC_arm64 names, or else with Zig's, which comes from PyPI. VERSION is the version (default: from git's tags). The same commit
 # gives the same wheel.
 set -euo pipefail
 shopt -s inherit_errexit
@@ -18,7 +18,7 @@ if [ -z "${VERSION:-}" ]; then
     echo "v0.1.0.dev$(git rev-list --count HEAD)+g$(git rev-parse --short HEAD)")
   VERSION=${VERSION#v}
 fi
-export MUSTER_WHEEL_VERSION=$VERSION
+export WHEEL_VERSION=$VERSION
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 
 [ $# -gt 0 ] || set -- amd64 arm64
@@ -33,10 +33,13 @@ for arch in "$@"; do
   dir=$PWD/build/wheel/$arch
   rm -rf "$dir"
   mkdir -p "$dir"
-  if [ "$arch" = "$(go env GOHOSTARCH)" ]; then cc=$(go env CC); fi
-  cc=${cc:-"$commands/python -m ziglang cc -target $machine-linux-gnu.$zigGlibc"}
-  CC=$cc CGO_ENABLED=1 GOARCH=$arch go build -trimpath -buildvcs=auto \
-    -tags embed_onnxruntime -ldflags='-s -w' -o "$dir/muster" ./cmd/muster
+  if [ "$arch" = "$(go env GOHOSTARCH)" ]; then
+    cp bin/muster "$dir/muster"
+  else
+    cc=${cc:-"$commands/python -m ziglang cc -target $machine-linux-gnu.$zigGlibc"}
+    CC=$cc CGO_ENABLED=1 GOARCH=$arch go build -trimpath -buildvcs=auto \
+      -tags embed_onnxruntime -ldflags='-s -w' -o "$dir/muster" ./cmd/muster
+  fi
   # The newest symbols of glibc that the binary or ONNX Runtime's library needs.
   glibc=$(readelf --dyn-syms --wide "$dir/muster" build/onnxruntime/linux-"$arch"/lib*.so.* |
     grep -oE '@GLIBC_2\.[0-9]+' | sort -uV | tail -n 1)
@@ -47,8 +50,8 @@ for arch in "$@"; do
   find "$dir" -name __pycache__ -prune -exec rm -rf {} +
   (
     cd "$dir"
-    export MUSTER_WHEEL_BINARY=$dir/muster
-    export MUSTER_WHEEL_PLATFORM=manylinux_${glibc/./_}_$machine
+    export WHEEL_BINARY=$dir/muster
+    export WHEEL_PLATFORM=manylinux_${glibc/./_}_$machine
     "$commands/python" -m build --wheel --no-isolation --outdir ../../dist . >"$dir/log" ||
       { cat "$dir/log" >&2; exit 1; }
   )
