@@ -135,14 +135,10 @@ func (v *Version) stateRoles(s *onnx.Signature) error {
 func (v *Version) resolveRoles(s *onnx.Signature) (r roles.Roles, err error) {
 	c := &v.Config
 	known := inferredRolesOf(s)
+	r.Ragged = append(slices.Clone(c.Ragged), c.unstatedRagged(s)...)
 	for i := range v.Inputs {
 		p := &v.Inputs[i]
-		role := roles.Role("")
-		for _, said := range c.Inputs {
-			if said.Name == p.Name {
-				role = said.Role
-			}
-		}
+		role := c.statedRole(p.Name)
 		if slices.Contains(c.SentOnce, p.Name) {
 			if role != "" && role != roles.User {
 				return r, fmt.Errorf("input %q is in sent_once and has the role %s, expected %s",
@@ -151,7 +147,7 @@ func (v *Version) resolveRoles(s *onnx.Signature) (r roles.Roles, err error) {
 			}
 			role = roles.User
 		}
-		for _, f := range c.Ragged {
+		for _, f := range r.Ragged {
 			if p.Name == f.Values || p.Name == f.Index || p.Name == f.Weights {
 				role = roles.Ragged
 			}
@@ -179,7 +175,6 @@ func (v *Version) resolveRoles(s *onnx.Signature) (r roles.Roles, err error) {
 		}
 		r.Outputs = append(r.Outputs, roles.NamedRole{Name: p.Name, Role: role})
 	}
-	r.Ragged = slices.Clone(c.Ragged)
 	r.SizeOf, r.SizeDim = c.SizeOf.Input, c.SizeOf.Dim
 	for _, name := range slices.Concat(c.SentOnce, []string{r.SizeOf}) {
 		if name != "" && !slices.ContainsFunc(v.Inputs,
@@ -213,6 +208,37 @@ func (v *Version) resolveRoles(s *onnx.Signature) (r roles.Roles, err error) {
 				"size_of: INPUT:DIMENSION", roles.Row)
 	}
 	return r, nil
+}
+
+// statedRole returns the role that the settings say of an input itself, "" if they say none.
+func (c *Config) statedRole(input string) (role roles.Role) {
+	for _, said := range c.Inputs {
+		if said.Name == input {
+			role = said.Role
+		}
+	}
+	return role
+}
+
+// unstatedRagged returns the ragged features that names tell, without those of which the settings say
+// something of an input: they are not inferred.
+func (c *Config) unstatedRagged(s *onnx.Signature) (all []roles.Feature) {
+	inferred, _ := inferRoles(s)
+	if inferred == nil || c.SizeOf.Dim > 0 {
+		return nil
+	}
+	for _, f := range inferred.Ragged {
+		states := func(input string) bool {
+			return c.statedRole(input) != "" || slices.Contains(c.SentOnce, input) ||
+				slices.ContainsFunc(c.Ragged, func(o roles.Feature) bool {
+					return input == o.Values || input == o.Index || input == o.Weights
+				})
+		}
+		if !states(f.Values) && !states(f.Index) && (f.Weights == "" || !states(f.Weights)) {
+			all = append(all, f)
+		}
+	}
+	return all
 }
 
 func namesOf(ports []TensorSpec) string {

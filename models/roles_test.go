@@ -149,6 +149,8 @@ func TestStatedRoles(t *testing.T) {
 		port("list", 1, "k", 4),
 	}
 	all := inputs[:4]
+	named := []onnx.ValueDescription{port("user", "u", 8), port("items", "batch"),
+		port("values", "v"), port("lengths", "batch")}
 	for _, tt := range []struct {
 		inputs         []onnx.ValueDescription
 		settings, want string
@@ -162,6 +164,14 @@ func TestStatedRoles(t *testing.T) {
 			"sent_once: [user]\nragged: [{values: values, offsets: lengths, per: user, last_offset: true}]",
 			"row items; user user; ragged values by offsets lengths per user"},
 		{inputs[4:], "size_of: list:1", "query list, output y; size of list:1"},
+		// What is said of an input turns inference off for it, and not for others.
+		{named, "inputs: [{name: user, role: query}]",
+			"row items; query user; ragged values by lengths lengths per row"},
+		{named, "sent_once: [user]",
+			"row items; user user; ragged values by lengths lengths per row"},
+		{named, "inputs: [{name: values, role: query}]", "row items, lengths; user user; query values"},
+		{named, "ragged: [{values: values, offsets: lengths}]",
+			"row items; user user; ragged values by offsets lengths per row"},
 	} {
 		v, err := ReadVersion(putModel(t, tt.inputs, []onnx.ValueDescription{port("y", "batch")},
 			"requires: 2\n"+tt.settings), "m", 1)
