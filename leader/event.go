@@ -47,7 +47,8 @@ const (
 	// Completed: Agent, Lane, Gateway, Sequence, Attempt, Remaining, Refused. An attempt has ended
 	// at a lane. Unless the lane did not read it: also Model, BatchSize, Users, Values. Unless the
 	// lane refused it: also Execution, Queue, Receive, Latency, Bytes, Merged, MergedUsers,
-	// MergedValues, Divided, Shadow, NonFinite, NoAnswer. Of one that it cut off, alone on the lane, Execution is how long it had run.
+	// MergedValues, Divided, Shadow, NonFinite, NoAnswer. Of one that it cut off, alone on the
+	// lane, Execution is how long it had run.
 	Completed
 	// Learned: Advice. The learning loop has new results.
 	Learned

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// Wrong API keys, and tokens that no issuer has signed, are limited wherever they are shown: by gRPC, by REST and in a login. A
-// certificate and the cookie of a login need no limit: they are signed.
+// Wrong API keys, and tokens that no issuer has signed, are limited wherever they are shown: by gRPC,
+// by REST and in a login. A certificate and the cookie of a login need no limit: they are signed.
 const (
 	// An address may show maxAttempts wrong keys in attemptsOver. The same one again shows nothing
 	// new, so a client with an old key does not keep others of its address out.

@@ -73,7 +73,8 @@ func (m *Matcher) partTaken(q *query) bool {
 	return false
 }
 
-// split replaces q, which waits at s and may be split, by parts of so many rows, which wait at s. All ask for the given variant, so that one answers all rows.
+// split replaces q, which waits at s and may be split, by parts of so many rows, which wait at s. All
+// ask for the given variant, so that one answers all rows.
 func (s *shard) split(q *query, rows []int, model int) []*query {
 	m := s.m
 	q.model = model
