@@ -1,7 +1,7 @@
 """Runs the image in build/image/muster in two containers, by runc, each in a network of its own.
 
-They have what the chart gives pods: user 65532, a read-only root, no capabilities, limits. Holds
-that they form a fleet, follow their limits, also when these change, and drain. It needs root.
+They have what the chart gives pods: user 65532, a read-only root, no capabilities, limits, and the
+calls of the system that container engines allow by default. Holds that they form a fleet, follow their limits, also when these change, and drain. It needs root.
 """
 
 import argparse
@@ -52,6 +52,30 @@ def unpack(layout, to):
         with tarfile.open(blob) as files:
             files.extractall(to, filter="fully_trusted")
     return json.loads(read(manifest["config"]["digest"]))["config"]
+
+
+def seccomp(profile):
+    """Returns a profile of container engines as runc takes it, for a process without capabilities."""
+    of = json.loads(profile.read_text())
+    machine = os.uname().machine
+    arch = {"x86_64": "amd64", "aarch64": "arm64"}[machine]
+    main = f"SCMP_ARCH_{machine.upper()}"
+    also = next(
+        a["subArchitectures"] for a in of["archMap"] if a["architecture"] == main
+    )
+
+    def applies(rule):
+        has, lacks = rule.get("includes", {}), rule.get("excludes", {})
+        return (
+            not has.get("caps")
+            and arch in has.get("arches", [arch])
+            and arch not in lacks.get("arches", [])
+        )
+
+    keys = ("names", "action", "errnoRet", "args")
+    rules = [{k: r[k] for k in keys if r.get(k)} for r in of["syscalls"] if applies(r)]
+    default = {k: of[k] for k in ("defaultAction", "defaultErrnoRet") if k in of}
+    return default | {"architectures": [main, *also], "syscalls": rules}
 
 
 class Agent:
@@ -142,6 +166,7 @@ class Agent:
                     "cpu": {"quota": 100000, "period": 100000},
                     "memory": {"limit": MEMORY},
                 },
+                "seccomp": seccomp(self.args.seccomp),
                 "maskedPaths": ["/proc/kcore", "/proc/keys", "/sys/firmware"],
                 "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"],
             },
@@ -249,6 +274,7 @@ def test(args, work, undo):
         f"Uid:\t{USER}\t{USER}",
         "CapEff:\t0000000000000000",
         "NoNewPrivs:\t1",
+        "Seccomp:\t2",
     ):
         if line not in status:
             raise SystemExit(f"container: no {line!r} in\n{status}")
@@ -287,6 +313,7 @@ def main():
     parser.add_argument("--layout", type=pathlib.Path, default="build/image/muster")
     parser.add_argument("--muster", type=pathlib.Path, default="bin/muster")
     parser.add_argument("--runc", type=pathlib.Path, default="runc")
+    parser.add_argument("--seccomp", type=pathlib.Path, required=True, help="profile")
     args = parser.parse_args()
     args.muster = args.muster.resolve()
     lacks = [p for p in ("ip", "nsenter", "curl") if not shutil.which(p)]
