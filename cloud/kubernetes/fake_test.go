@@ -32,13 +32,15 @@ type fakeServer struct {
 	*httptest.Server
 	t *testing.T
 
-	mu       sync.Mutex
-	version  int
-	pods     map[string]map[string]any // by name
-	log      []map[string]any          // the events of all watches, the first with the version 1
-	fleets   []string                  // of the events, as label selectors
-	changed  chan struct{}             // closed at the next event
-	refuse   func(r *http.Request) (code int, reason, message string)
+	mu      sync.Mutex
+	version int
+	pods    map[string]map[string]any // by name
+	log     []map[string]any          // the events of all watches, the first with the version 1
+	fleets  []string                  // of the events, as label selectors
+	changed chan struct{}             // closed at the next event
+	refuse  func(r *http.Request) (code int, reason, message string)
+	// created is called with the name of a pod that has been made before the client is told so.
+	created  func(name string)
 	listed   func()         // is called once, when the next list has been made and not yet sent
 	calls    map[string]int // by verb: list, watch, create, get, patch, delete
 	breaks   []int          // the codes of the errors that the next watches end with
@@ -230,7 +232,16 @@ func (f *fakeServer) create(w http.ResponseWriter, r *http.Request) {
 		f.pods[name] = made
 		f.record("ADDED", made)
 	}
-	answer(w, http.StatusCreated, made)
+	text, err := json.Marshal(made)
+	if err != nil {
+		f.t.Error(err)
+	}
+	if created := f.created; created != nil {
+		f.mu.Unlock()
+		created(name)
+		f.mu.Lock()
+	}
+	answer(w, http.StatusCreated, json.RawMessage(text))
 }
 
 // change serves what is asked of one pod.

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -138,6 +139,14 @@ func (p *pod) waiting() string {
 		}
 	}
 	return ""
+}
+
+// isOlder reports whether p is what the same pod was before other. Versions of an object are numbers
+// that grow.
+func (p *pod) isOlder(other *pod) bool {
+	version, err := strconv.ParseUint(p.Metadata.ResourceVersion, 10, 64)
+	than, otherErr := strconv.ParseUint(other.Metadata.ResourceVersion, 10, 64)
+	return err == nil && otherErr == nil && version < than
 }
 
 func (p *pod) state() rent.InstanceState {
@@ -275,6 +284,9 @@ func (p *Provider) see(of *pod) *known {
 	}
 	k := &known{pod: *of, slot: slot}
 	if last := p.pods[uid]; last != nil {
+		if of.isOlder(&last.pod) { // an answer that the watch was faster than
+			return last
+		}
 		k.waits, k.ended = last.waits, last.ended
 	}
 	if of.waiting() == "" {

@@ -361,6 +361,26 @@ func TestStaleList(t *testing.T) {
 	}
 }
 
+// TestLateAnswer: the answer that a pod was made is older than what the watch has said of it since.
+func TestLateAnswer(t *testing.T) {
+	f := newFakeServer(t)
+	p := f.provider(nil)
+	f.created = func(name string) {
+		f.set(name, map[string]any{"phase": "Running"})
+		eventually(t, p, func(all []rent.Instance) bool {
+			return len(all) == 1 && all[0].State == rent.Running
+		})
+	}
+	i, err := p.Launch(t.Context(), rent.Slot{Kind: kind}, cloud.Spec{})
+	if err != nil || i.State != rent.Running {
+		t.Errorf("launched %+v, %v, want that it runs", i, err)
+	}
+	list, err := p.List(t.Context())
+	if err != nil || len(list) != 1 || list[0].State != rent.Running {
+		t.Errorf("listed %+v, %v, want a pod that runs", list, err)
+	}
+}
+
 // TestLabelings: a fleet.yaml may name each labeling, and no others.
 func TestLabelings(t *testing.T) {
 	if got, want := Labelings(), slices.Sorted(slices.Values(policy.NodeLabels())); !slices.Equal(got,
