@@ -4,7 +4,9 @@
 //
 //	image -out build/image/muster -version 0.1.0 amd64=build/image/amd64 arm64=build/image/arm64
 //
-// Each folder holds the program muster and, in debs/, the packages.
+// Each folder holds the program muster; in debs/ the packages; in wheels.txt, as pip has them, where
+// the program's other libraries come from; and, for GPUs, these libraries in cuda/. Layers are made
+// there, too.
 package main
 
 import (
@@ -15,6 +17,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path"
@@ -39,7 +42,7 @@ const user = 65532
 var epoch = time.Unix(0, 0)
 
 func main() {
-	out := flag.String("out", "", "folder of the OCI layout, made anew")
+	out := flag.String("out", "", "folder of the OCI layout, made anew; its name is the image's")
 	version := flag.String("version", "dev", "version of the image, its tag too")
 	flag.Parse()
 	if err := run(*out, *version, flag.Args()); err != nil {
@@ -59,7 +62,7 @@ func run(out, version string, of []string) error {
 			return fmt.Errorf("%q: want ARCH=FOLDER", each)
 		}
 		platform := v1.Platform{OS: "linux", Architecture: arch}
-		image, bill, err := newImage(dir, version, platform)
+		image, bill, err := newImage(dir, filepath.Base(out), version, platform)
 		if err != nil {
 			return fmt.Errorf("%s: %w", arch, err)
 		}
@@ -106,24 +109,50 @@ func compressedSize(image v1.Image) (size int64, err error) {
 }
 
 // newImage makes the image of one architecture, and the manifest that holds its SBOM.
-func newImage(dir, version string, platform v1.Platform) (image, bill v1.Image, err error) {
+func newImage(dir, name, version string, platform v1.Platform) (image, bill v1.Image, err error) {
 	debs, err := filepath.Glob(filepath.Join(dir, "debs", "*.deb"))
 	if err != nil || len(debs) == 0 {
 		return nil, nil, fmt.Errorf("%s/debs: %d packages, %w", dir, len(debs), err)
 	}
-	base, err := newLayer(func(w *tar.Writer) error { return writeBase(w, debs) })
+	program := filepath.Join(dir, "muster")
+	layers := []struct {
+		name  string
+		write func(*tar.Writer) error
+		level int
+	}{
+		{"base", func(w *tar.Writer) error { return writeBase(w, debs) }, gzip.BestCompression},
+		{"cuda", nil, gzip.BestSpeed}, // most of it is compressed already
+		{"app", func(w *tar.Writer) error { return writeApp(w, program) }, gzip.BestCompression},
+	}
+	env := []string{
+		"PATH=/usr/bin", "SSL_CERT_FILE=/" + rootsPath,
+		"MUSTER_MODEL_DIR=/var/lib/muster/models", "MUSTER_STATE_DIR=/var/lib/muster/state",
+	}
+	libraries, err := filepath.Glob(filepath.Join(dir, "cuda", "*.so*"))
 	if err != nil {
 		return nil, nil, err
 	}
-	program := filepath.Join(dir, "muster")
-	app, err := newLayer(func(w *tar.Writer) error { return writeApp(w, program) })
-	if err != nil {
-		return nil, nil, err
+	if len(libraries) > 0 {
+		layers[1].write = func(w *tar.Writer) error {
+			return errors.Join(writeFiles(w, "usr/lib/muster/cuda/", libraries...),
+				writeFolder(w, "usr/share/doc/muster-cuda/", filepath.Join(dir, "cuda", "licenses")))
+		}
+		// What has NVIDIA's runtime bring the driver into the container.
+		env = append(env, "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
 	}
 	image = mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1),
 		types.OCIConfigJSON)
-	if image, err = mutate.AppendLayers(image, base, app); err != nil {
-		return nil, nil, err
+	for _, l := range layers {
+		if l.write == nil {
+			continue
+		}
+		layer, err := newLayer(filepath.Join(dir, l.name+".tar.gz"), l.level, l.write)
+		if err != nil {
+			return nil, nil, err
+		}
+		if image, err = mutate.AppendLayers(image, layer); err != nil {
+			return nil, nil, err
+		}
 	}
 	config, err := image.ConfigFile()
 	if err != nil {
@@ -135,12 +164,9 @@ func newImage(dir, version string, platform v1.Platform) (image, bill v1.Image, 
 	config.Config = v1.Config{
 		User: fmt.Sprintf("%d:%d", user, user), Entrypoint: []string{"/usr/bin/muster"},
 		Cmd: []string{"agent"}, StopSignal: "SIGTERM", WorkingDir: "/var/lib/muster",
-		Env: []string{
-			"PATH=/usr/bin", "SSL_CERT_FILE=/" + rootsPath,
-			"MUSTER_MODEL_DIR=/var/lib/muster/models", "MUSTER_STATE_DIR=/var/lib/muster/state",
-		},
+		Env: env,
 		Labels: map[string]string{
-			"org.opencontainers.image.title":    "muster",
+			"org.opencontainers.image.title":    name,
 			"org.opencontainers.image.version":  version,
 			"org.opencontainers.image.licenses": "Apache-2.0",
 			"org.opencontainers.image.source":   "https://github.com/muster-serve/muster",
@@ -149,7 +175,7 @@ func newImage(dir, version string, platform v1.Platform) (image, bill v1.Image, 
 	if image, err = mutate.ConfigFile(image, config); err != nil {
 		return nil, nil, err
 	}
-	sbom, err := newSBOM(program, version, debs)
+	sbom, err := newSBOM(dir, name, version, debs)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -171,20 +197,21 @@ func newImage(dir, version string, platform v1.Platform) (image, bill v1.Image, 
 	return image, bill, os.WriteFile(filepath.Join(dir, "sbom.cdx.json"), sbom, 0o644)
 }
 
-// newLayer makes a layer of what write writes. It compresses once.
-func newLayer(write func(*tar.Writer) error) (v1.Layer, error) {
-	var packed bytes.Buffer
-	gz, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
+// newLayer makes a layer of what write writes, in a file.
+func newLayer(file string, level int, write func(*tar.Writer) error) (v1.Layer, error) {
+	packed, err := os.Create(file)
+	if err != nil {
+		return nil, err
+	}
+	gz, err := gzip.NewWriterLevel(packed, level)
 	if err != nil {
 		return nil, err
 	}
 	w := tar.NewWriter(gz)
-	if err := errors.Join(write(w), w.Close(), gz.Close()); err != nil {
+	if err := errors.Join(write(w), w.Close(), gz.Close(), packed.Close()); err != nil {
 		return nil, err
 	}
-	return tarball.LayerFromOpener(func() (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(packed.Bytes())), nil
-	}, tarball.WithMediaType(types.OCILayer))
+	return tarball.LayerFromFile(file, tarball.WithMediaType(types.OCILayer))
 }
 
 const rootsPath = "etc/ssl/certs/ca-certificates.crt"
@@ -280,6 +307,37 @@ func writeApp(w *tar.Writer, program string) error {
 		Name: "usr/bin/muster", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(content)),
 		ModTime: epoch,
 	}, content)
+}
+
+// writeFiles writes files into a folder of the image.
+func writeFiles(w *tar.Writer, folder string, files ...string) error {
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if err := writeFile(w, &tar.Header{
+			Name: folder + filepath.Base(file), Typeflag: tar.TypeReg, Mode: 0o644,
+			Size: int64(len(content)), ModTime: epoch,
+		}, content); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeFolder writes the files of a folder into one of the image, with those in its folders.
+func writeFolder(w *tar.Writer, folder, from string) error {
+	return filepath.WalkDir(from, func(file string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		below, err := filepath.Rel(from, filepath.Dir(file))
+		if err != nil {
+			return err
+		}
+		return writeFiles(w, path.Join(folder, filepath.ToSlash(below))+"/", file)
+	})
 }
 
 func writeFile(w *tar.Writer, h *tar.Header, content []byte) error {

@@ -5,6 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -18,9 +21,13 @@ type component struct {
 	PURL    string `json:"purl,omitempty"`
 }
 
-// newSBOM lists what an image holds: Debian's packages, and the modules that are linked into the
-// program, as the program itself says.
-func newSBOM(program, version string, debs []string) ([]byte, error) {
+// wheel is a line of a list of wheels.
+var wheel = regexp.MustCompile(`(?m)^([A-Za-z0-9._-]+)==([^\s\\]+)`)
+
+// newSBOM lists what an image holds: Debian's packages, the modules that are linked into the program,
+// as the program itself says, and the wheels that its other libraries come from.
+func newSBOM(dir, image, version string, debs []string) ([]byte, error) {
+	program := filepath.Join(dir, "muster")
 	var parts []component
 	for _, deb := range debs {
 		fields, err := fieldsOf(deb, "Package", "Version", "Architecture")
@@ -49,10 +56,18 @@ func newSBOM(program, version string, debs []string) ([]byte, error) {
 		parts = append(parts, component{"library", m.Path, m.Version,
 			"pkg:golang/" + m.Path + "@" + m.Version})
 	}
+	wheels, err := os.ReadFile(filepath.Join(dir, "wheels.txt"))
+	if err != nil {
+		return nil, err
+	}
+	for _, found := range wheel.FindAllStringSubmatch(string(wheels), -1) {
+		parts = append(parts, component{"library", found[1], found[2],
+			"pkg:pypi/" + found[1] + "@" + found[2]})
+	}
 	return json.MarshalIndent(map[string]any{
 		"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
 		"metadata": map[string]any{"component": component{
-			"container", "muster", version, "pkg:oci/muster@" + url.PathEscape(version),
+			"container", image, version, "pkg:oci/" + image + "@" + url.PathEscape(version),
 		}},
 		"components": parts,
 	}, "", "  ")
