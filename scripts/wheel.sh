@@ -2,13 +2,12 @@
 # wheel.sh [amd64] [arm64]: makes the wheel of each architecture (default: both) in build/dist: the
 # client of python/, and the binary, which pip installs on PATH. That of this machine's architecture is
 # bin/muster; `make wheel` builds that first. Another one is built with the C compiler that CC_amd64 or
-# CC_arm64 names, or else with Zig's, which comes from PyPI. VERSION is the version (default: from git's tags). The same commit
+# CC_arm64 names (default: Debian's cross compilers), as packages.sh does it. VERSION is the version (default: from git's tags). The same commit
 # gives the same wheel.
 set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 
-zigGlibc=2.34 # what Zig builds for: as Debian 12, Ubuntu 22.04 and RHEL 9 have it, or newer
 maxBytes=$((75 << 20))
 commands=$(scripts/venv.sh wheel)
 
@@ -25,8 +24,8 @@ export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 mkdir -p build/dist
 for arch in "$@"; do
   case $arch in
-  amd64) machine=x86_64 cc=${CC_amd64:-} ;;
-  arm64) machine=aarch64 cc=${CC_arm64:-} ;;
+  amd64) machine=x86_64 cc=${CC_amd64:-x86_64-linux-gnu-gcc} ;;
+  arm64) machine=aarch64 cc=${CC_arm64:-aarch64-linux-gnu-gcc} ;;
   *) echo "wheel: no wheel for $arch: amd64 and arm64 are known" >&2; exit 1 ;;
   esac
   scripts/fetch-onnxruntime.sh "$arch"
@@ -36,7 +35,11 @@ for arch in "$@"; do
   if [ "$arch" = "$(go env GOHOSTARCH)" ]; then
     cp bin/muster "$dir/muster"
   else
-    cc=${cc:-"$commands/python -m ziglang cc -target $machine-linux-gnu.$zigGlibc"}
+    if ! command -v "$cc" >/dev/null; then
+      echo "wheel: no C compiler $cc for $arch: install one (apt-get install gcc-${cc%-gcc})," \
+        "or name one as CC_$arch, or make one wheel: make wheel ARCHS=amd64" >&2
+      exit 1
+    fi
     CC=$cc CGO_ENABLED=1 GOARCH=$arch go build -trimpath -buildvcs=auto \
       -tags embed_onnxruntime -ldflags='-s -w' -o "$dir/muster" ./cmd/muster
   fi

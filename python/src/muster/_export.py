@@ -380,6 +380,7 @@ def _from_keras(
         return [np.asarray(p) for p in parts]
 
     def write(file: Path) -> None:
+        run(arrays)  # Keras exports no model that was never called
         model.export(str(file), format="onnx", verbose=False)
 
     return _Source("Keras", {"keras": write}, run, arrays)
