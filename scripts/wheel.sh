@@ -2,8 +2,8 @@
 # wheel.sh [amd64] [arm64]: makes the wheel of each architecture (default: both) in build/dist: the
 # client of python/, and the binary, which pip installs on PATH. That of this machine's architecture is
 # bin/muster; `make wheel` builds that first. Another one is built with the C compiler that CC_amd64 or
-# CC_arm64 names (default: Debian's cross compilers), as packages.sh does it. VERSION is the version (default: from git's tags). The same commit
-# gives the same wheel.
+# CC_arm64 names (default: Debian's cross compilers), as packages.sh does it. VERSION is the version
+# (default: from git's tags). The same commit gives the same wheel.
 set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
