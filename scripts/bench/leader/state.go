@@ -84,6 +84,16 @@ type history struct {
 }
 
 func newState(f *fleet) (*leader.State, error) {
+	all := make([]int, f.lanes)
+	for i := range all {
+		all[i] = i
+	}
+	return newStateOf(f, all)
+}
+
+// newStateOf returns the state of a leader of some of a fleet's agents, to which all gateways have
+// connected.
+func newStateOf(f *fleet, agents []int) (*leader.State, error) {
 	s, err := leader.NewState(leader.Config{Self: nameOf(0)})
 	if err != nil {
 		return nil, err
@@ -93,7 +103,7 @@ func newState(f *fleet) (*leader.State, error) {
 		return nil, err
 	}
 	var all []*leader.Member
-	for i := range f.lanes {
+	for _, i := range agents {
 		all = append(all, f.member(i))
 	}
 	s.Step(0, &leader.Event{Kind: leader.ViewChanged, Members: all})
