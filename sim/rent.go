@@ -62,12 +62,7 @@ func (r *simulation) wakeRental() {
 	next, err := r.rental.Wake(r.now)
 	if err != nil {
 		r.fail(fmt.Errorf("renting: %w", err))
-		return
-	}
-	if r.placed != nil {
-		r.placed.SetSafeLoad(r.rental.SafeLoad())
-	}
-	if r.now-r.fleet.MovedAt() < fleet.Patience {
+	} else if r.now-r.fleet.MovedAt() < fleet.Patience {
 		r.fleet.Schedule(next, r.wakeRental)
 	}
 }

@@ -230,7 +230,7 @@ func (s *placementPump) gather(needs tableNeeds,
 		(*control.LayoutState).GetAutomatic) {
 		return nil
 	}
-	out := &replan.Snapshot{SafeLoad: s.term.leader.config.Rent.SafeLoad()}
+	out := &replan.Snapshot{}
 	types, factors := t.state.LaneTypes(), t.state.Factors()
 	best := t.bestVariants()
 	variants := map[names.ModelKey]replan.Variant{}

@@ -1,7 +1,6 @@
 package rent
 
 import (
-	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -317,25 +316,6 @@ func (r *Manager) Paid() map[string]float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.paid
-}
-
-// SafeLoad is the share of what agents are expected to serve that may be planned for, by how late
-// queries were, in (0, 1]. This agent knows it as the leader, or from a leader before.
-func (r *Manager) SafeLoad() float64 {
-	if r == nil {
-		return 1
-	}
-	r.mu.Lock()
-	l, learned := r.term, r.desired.GetLearned()
-	r.mu.Unlock()
-	if l != nil {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.learned != nil {
-			learned = l.learned
-		}
-	}
-	return cmp.Or(learned.GetSafeLoad(), 1)
 }
 
 // errCannot is for a leader that is no keeper.

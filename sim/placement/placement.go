@@ -372,9 +372,6 @@ func (p *Planner) lookAtAgents() {
 	}
 }
 
-// SetSafeLoad tells the leader which share of what agents are expected to serve may be planned for.
-func (p *Planner) SetSafeLoad(share float64) { p.snapshot.SafeLoad = share }
-
 // takeSnapshot is what the leader knows now, in the replanner's order.
 func (p *Planner) takeSnapshot() *replan.Snapshot {
 	s := &p.snapshot

@@ -120,9 +120,6 @@ func (r *Rental) beginTerm(term uint64) {
 	}
 }
 
-// SafeLoad is the share of what machines are expected to serve that may be planned for.
-func (r *Rental) SafeLoad() float64 { return r.safe.Share }
-
 // decide is a round of the leader's loop.
 func (r *Rental) decide() error {
 	rate := r.countArrivals()

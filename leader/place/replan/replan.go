@@ -563,17 +563,16 @@ func (r *Replanner) makeProblem(reason string) *Problem {
 		}
 		p.current = append(p.current, current)
 	}
-	headroom := r.cfg.Headroom / cmp.Or(r.last.SafeLoad, 1)
 	for i := range p.families {
 		d := r.demand[p.families[i].Name]
 		rate := max(d.Mean(), d.Last())
 		p.rate = append(p.rate, rate)
 		p.usual = append(p.usual, d.Average(r.now, r.cfg.Window))
-		p.demand = append(p.demand, headroom*d.Likely(r.now, r.cfg.Window))
+		p.demand = append(p.demand, r.cfg.Headroom*d.Likely(r.now, r.cfg.Window))
 		var classes []float64
 		for k := range p.families[i].Classes {
 			d := r.demand[p.families[i].Classes[k].key(p.families[i].Name)]
-			classes = append(classes, headroom*d.Likely(r.now, r.cfg.Window))
+			classes = append(classes, r.cfg.Headroom*d.Likely(r.now, r.cfg.Window))
 		}
 		p.ofClass = append(p.ofClass, classes)
 	}

@@ -22,9 +22,6 @@ type Snapshot struct {
 	// Layouts are layouts to choose from beside those of one model on all of an agent's lanes and
 	// those that agents hold, by the agents' type; most often of two models side by side.
 	Layouts map[names.LaneType][]place.Layout
-	// SafeLoad is the share of what agents are expected to serve that may be planned for, as renting
-	// has learned it from how late queries were, in (0, 1]; 0: all.
-	SafeLoad float64
 }
 
 // Latencies are mean execution latencies by batch size.

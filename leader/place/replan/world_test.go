@@ -47,7 +47,6 @@ type world struct {
 	latency  map[names.TableKey]Latencies
 	rates    map[string]float64 // by family, queries/s that arrive
 	lateness map[string]float64 // by family, the share that is late
-	safeLoad float64            // of Snapshot
 	left     map[string]float64
 
 	r        *Replanner
@@ -143,7 +142,7 @@ func (w *world) elect(memory Memory) {
 }
 
 func (w *world) snapshot() *Snapshot {
-	s := &Snapshot{SafeLoad: w.safeLoad, Variants: w.variants, Latencies: w.latency, Families: slices.Clone(w.families)}
+	s := &Snapshot{Variants: w.variants, Latencies: w.latency, Families: slices.Clone(w.families)}
 	for _, k := range w.workers {
 		if k.dead {
 			continue
