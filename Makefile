@@ -99,7 +99,7 @@ python-test: build
 examples: build
 	@scripts/examples.sh
 
-# Runs the shell blocks of pages of docs as a user would paste them.
+# Runs the shell blocks of the pages as a user would paste them, each page in a network of its own; root.
 docs-commands: build
 	@go test -trimpath -vet=off -tags fleet -count=1 -v ./scripts/test/docs
 
