@@ -11,7 +11,7 @@ export GOFLAGS ?= -gcflags=all=-dwarf=false
 .PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance corpus \
 	python-test wheel examples docs-commands dashboard-test scenarios causes causes-nightly chaos moto oidc \
 	stores bench packages image \
-	container chart test-packages vulncheck generate reference notice \
+	container chart k8s-cluster k8s test-packages vulncheck generate reference notice \
 	nightly onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
@@ -34,10 +34,11 @@ demo: build
 	@bin/muster demo $(DEMO_FLAGS)
 
 # What takes too long for each change: ten rounds of each cause of lateness, ten thousand random
-# problems of the fleet's plan, and two hundred random days. About an hour of CPU; DAYS=20 for a tenth of the days.
+# problems of the fleet's plan, two hundred random days, and a Kubernetes control plane with 500
+# nodes. About an hour of CPU; DAYS=20 for a tenth of the days.
 DAYS ?= 200
 nightly: export GOGC ?= 400
-nightly: causes-nightly
+nightly: causes-nightly k8s-cluster k8s
 	MUSTER_SLOW_TESTS=1 go test -trimpath -vet=off -count=1 -timeout 12h ./leader/fleetplan
 	MUSTER_DAYS=$(DAYS) go test -trimpath -vet=off -count=1 -timeout 12h ./sim/day
 
@@ -151,9 +152,9 @@ test-packages: packages
 	@scripts/test-packages.sh
 
 # The container image, for both architectures, in build/image/muster; ARCHS="amd64" for one. Without a
-# container engine.
+# container engine. With CUDA=1 also muster-cuda, for amd64.
 image:
-	@scripts/image.sh $(ARCHS)
+	@CUDA=$(CUDA) scripts/image.sh $(ARCHS)
 
 # Runs the image of this machine's architecture in two containers, by runc; needs root.
 container: build
@@ -163,6 +164,16 @@ container: build
 # Lints and renders the Helm chart.
 chart: build
 	@scripts/chart.sh
+
+# Builds a Kubernetes control plane and kwok, which plays nodes, into MUSTER_K8S_CACHE (default:
+# ~/.cache/muster-k8s): ten minutes, once for each version.
+k8s-cluster:
+	@scripts/k8s.sh build
+
+# Holds the chart, the examples and the provider of pods against that; skipped where it is not built.
+# K8S_FLAGS=-short for 100 nodes and without what waits for minutes.
+k8s: build
+	@scripts/k8s.sh test -v -parallel 4 $(K8S_FLAGS)
 
 # Looks for known vulnerabilities in the code that Muster calls; skipped if offline.
 vulncheck:

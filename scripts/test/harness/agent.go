@@ -45,6 +45,7 @@ type Config struct {
 	Muster string   // the binary
 	Log    string   // the file for its output
 	Args   []string // further arguments; the addresses are set by Start
+	Env    []string // further environment variables, as KEY=VALUE
 	// Host is the address it listens on, "" meaning 127.0.0.1.
 	Host string
 	// Namespace is the network namespace it runs in, "" meaning this one.
@@ -94,6 +95,7 @@ func Start(c Config) (*Agent, error) {
 			append([]string{"netns", "exec", c.Namespace, c.Muster}, args...)...)
 	}
 	a.process.Stdout, a.process.Stderr = log, log
+	a.process.Env = append(os.Environ(), c.Env...)
 	a.process.SysProcAttr = ChildAttributes()
 	if err := a.process.Start(); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
