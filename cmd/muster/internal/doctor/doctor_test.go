@@ -80,6 +80,18 @@ func TestFleet(t *testing.T) {
 	}
 }
 
+// TestFleetOfOne: one agent is "1 agent".
+func TestFleetOfOne(t *testing.T) {
+	status := &control.FleetStatus{View: &control.View{
+		Members: []*control.Member{{Name: "vm-1", Software: "0.1.0"}},
+	}}
+	for _, f := range Fleet(status) {
+		if f.Check == "versions" && !strings.HasPrefix(f.Found, "1 agent with") {
+			t.Errorf("found %q, want 1 agent with its version", f.Found)
+		}
+	}
+}
+
 // TestMachine: what a machine lacks is found by its files and settings.
 func TestMachine(t *testing.T) {
 	host := Host{

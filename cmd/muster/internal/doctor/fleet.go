@@ -9,6 +9,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 )
 
 // Fleet returns what is wrong with a fleet, by the status that an agent gives.
@@ -81,7 +82,7 @@ func checkAgents(f *findings, s *control.FleetStatus) {
 		f.add("versions", Warning, "upgrade the others (docs/fleet.md#upgrading)",
 			"%d versions of Muster: %s", len(versions), groupNames(versions))
 	} else {
-		f.add("versions", OK, "", "%d agents with %s", len(members),
+		f.add("versions", OK, "", "%s with %s", terminal.CountNoun(len(members), "agent"),
 			strings.Join(slices.Collect(maps.Keys(versions)), ""))
 	}
 	for _, d := range slices.Sorted(maps.Keys(displays)) {

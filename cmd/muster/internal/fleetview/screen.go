@@ -19,6 +19,7 @@ import (
 
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/cmd/muster/internal/terminal"
 	"github.com/muster-serve/muster/leader/match"
 )
 
@@ -141,14 +142,14 @@ func fleetHeader(s *control.FleetStatus) []string {
 		}
 	}
 	agents := len(s.GetView().GetMembers())
-	size := countNoun(agents, "agent")
+	size := terminal.CountNoun(agents, "agent")
 	switch {
 	case emulated == agents && agents > 0:
-		size = countNoun(agents, "emulated agent")
+		size = terminal.CountNoun(agents, "emulated agent")
 	case emulated > 0:
 		size += fmt.Sprintf(" (%d emulated)", emulated)
 	}
-	size += ", " + countNoun(lanes, "lane")
+	size += ", " + terminal.CountNoun(lanes, "lane")
 	if price > 0 {
 		size += fmt.Sprintf(", $%.2f/hr", price)
 	}
@@ -234,7 +235,7 @@ func modelTable(s *control.FleetStatus, width int) table {
 		title: fmt.Sprintf(form, fitText("MODEL", name), "AGENTS", "TARGET", "RATE/S", "LATE 60S",
 			"ANSWERED", "LATE", "TIMED OUT", "REFUSED", title),
 		weight: 3, least: 4,
-		rest: func(from int) string { return "... " + countNoun(len(keys)-from, "more model") },
+		rest: func(from int) string { return "... " + terminal.CountNoun(len(keys)-from, "more model") },
 	}
 	for _, key := range keys {
 		e := models[key]
@@ -385,8 +386,8 @@ func agentTable(s *control.FleetStatus, width int) table {
 				states[state]++
 			}
 		}
-		text := fmt.Sprintf("... %s, %s: %d waiting", countNoun(len(agents)-from, "more agent"),
-			countNoun(lanes, "lane"), waiting)
+		text := fmt.Sprintf("... %s, %s: %d waiting", terminal.CountNoun(len(agents)-from, "more agent"),
+			terminal.CountNoun(lanes, "lane"), waiting)
 		if led {
 			text += fmt.Sprintf(", %.0f %% busy", 100*busy/max(1, float64(lanes)))
 		}
@@ -403,7 +404,7 @@ func agentTable(s *control.FleetStatus, width int) table {
 // decisionTable lists the leader's last decisions, newest first.
 func decisionTable(s *control.FleetStatus, width int) table {
 	t := table{title: "LAST DECISIONS", weight: 2, least: 1, rest: func(from int) string {
-		return "... " + countNoun(len(s.GetDecisions())-from, "more decision")
+		return "... " + terminal.CountNoun(len(s.GetDecisions())-from, "more decision")
 	}}
 	for _, d := range s.GetDecisions() {
 		words := strings.Fields(d)
@@ -530,14 +531,6 @@ func formatCount(n uint64) string {
 	default:
 		return fmt.Sprintf("%.0fG", float64(n)/1e9)
 	}
-}
-
-// countNoun formats n with the noun in singular or plural: "1 agent", "2 agents".
-func countNoun(n int, noun string) string {
-	if n != 1 {
-		noun += "s"
-	}
-	return fmt.Sprintf("%d %s", n, noun)
 }
 
 // cutText shortens text to at most width columns. A ~ at the end marks that something is cut off.

@@ -315,7 +315,7 @@ func (a *solution) writeText(to io.Writer, p *problem) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "served %s of the demand, accuracy %.3f points, %s\n",
 		formatPercent(a.ServedShare), a.Accuracy, a.describeGap())
-	fmt.Fprintf(&b, "%d agents", a.Agents)
+	b.WriteString(terminal.CountNoun(a.Agents, "agent"))
 	if a.LeastAgents != nil {
 		fmt.Fprintf(&b, ", at least %d are needed", *a.LeastAgents)
 	}
