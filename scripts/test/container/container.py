@@ -1,7 +1,8 @@
 """Runs the image in build/image/muster in two containers, by runc, each in a network of its own.
 
 They have what the chart gives pods: user 65532, a read-only root, no capabilities, limits, and the
-calls of the system that container engines allow by default. Holds that they form a fleet, follow their limits, also when these change, and drain. It needs root.
+calls of the system that container engines allow by default. Holds that they form a fleet, follow
+their limits, also when these change, and drain. It needs root.
 """
 
 import argparse
