@@ -20,6 +20,9 @@ type guard struct {
 	prices map[rent.Kind]float64
 	kinds  []rent.Kind       // those that may be added, in order
 	most   map[rent.Kind]int // of each of them
+	// obtained is, of the kinds of which the provider has no more, how many there are: more of one
+	// bear nothing.
+	obtained map[rent.Kind]int
 	// foreign are machines that are not rented.
 	foreign map[profiles.InstanceType]int
 	// serves is what so many agents serve, in queries/s.
@@ -54,7 +57,10 @@ func (c *Config) allowsSpot(t profiles.InstanceType) bool {
 
 func newGuard(c *Config, f *Fleet, capacity *Capacity) *guard {
 	g := &guard{config: c, prices: f.Prices, most: map[rent.Kind]int{}, foreign: f.Foreign,
-		serves: capacity.SafeRate, known: map[string]float64{}}
+		obtained: map[rent.Kind]int{}, serves: capacity.SafeRate, known: map[string]float64{}}
+	for _, lack := range f.Lacks {
+		g.obtained[lack.Kind] = f.Have[lack.Kind]
+	}
 	for _, t := range f.Problem.Types {
 		l, ours := c.Types[t.Name]
 		if !ours {
@@ -69,10 +75,8 @@ func newGuard(c *Config, f *Fleet, capacity *Capacity) *guard {
 			if most == 0 {
 				most = math.MaxInt
 			}
-			for _, lack := range f.Lacks {
-				if lack.Kind == kind {
-					most = min(most, f.Have[kind])
-				}
+			if n, short := g.obtained[kind]; short {
+				most = min(most, n)
 			}
 			if market == rent.OnDemand {
 				most = max(most, l.Min)
@@ -92,6 +96,9 @@ func (g *guard) eachLoss(counts map[rent.Kind]int, do func(rate float64)) {
 		all = map[profiles.InstanceType]int{}
 	}
 	for kind, n := range counts {
+		if there, short := g.obtained[kind]; short {
+			n = min(n, there)
+		}
 		if all[kind.Type] += n; kind.Market == rent.Spot {
 			spot[kind.Type] += n
 		}

@@ -233,6 +233,42 @@ func TestOverloadedFleet(t *testing.T) {
 
 // TestBudgetBelowSpare: a budget that pays for no fleet that serves anything without one of its
 // instances is not searched for ever.
+// Machines that are desired and cannot be had bear nothing: others are rented in their place, also
+// where the limits want some of the short type.
+func TestShortTypeIsReplaced(t *testing.T) {
+	short, other := rent.Kind{Type: "g4dn.xlarge"}, rent.Kind{Type: "r5n.large"}
+	prices := map[rent.Kind]float64{short: .01, other: .149}
+	for _, least := range []int{0, 1} {
+		config := Config{
+			Types: map[profiles.InstanceType]Limits{
+				short.Type: {Min: least, Max: 10}, other.Type: {Max: 20},
+			},
+			MaxPrice: 10, Calm: time.Minute, Rate: 50, Headroom: 1, Threshold: .1,
+		}
+		c := New(config)
+		f := &Fleet{
+			Problem: problem(t, prices), Prices: prices, Desired: map[rent.Kind]int{short: 4},
+			Have: map[rent.Kind]int{short: 1}, Lacks: []rent.Lack{{Kind: short}},
+		}
+		choice, err := c.Choose(context.Background(), 0, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !choice.Change || !choice.Urgent || choice.Counts[other] == 0 {
+			t.Errorf("min %d: %s, change %v, urgent %v: %s; want r5n.large at once",
+				least, Text(choice.Counts), choice.Change, choice.Urgent, choice.Why)
+		}
+		// Once they can be had, the cheap ones are the fleet.
+		f.Lacks, f.Desired = nil, choice.Counts
+		if choice, err = c.Choose(context.Background(), 0, f); err != nil {
+			t.Fatal(err)
+		}
+		if choice.Counts[other] != 0 {
+			t.Errorf("min %d: %s without a shortage", least, Text(choice.Counts))
+		}
+	}
+}
+
 func TestBudgetBelowSpare(t *testing.T) {
 	for _, prices := range []map[rent.Kind]float64{onDemand, {oneGPU: 0.526}} {
 		config := Config{
