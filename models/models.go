@@ -156,7 +156,8 @@ type Version struct {
 	// Roles are those of the inputs and outputs of a ranker, whose queries are of one user and many
 	// candidates; nil: the first dimension of all is the batch size, unless the version is
 	// batchless.
-	Roles *roles.Roles
+	Roles    *roles.Roles
+	inferred bool // Roles are, from the names of dimensions; else the settings state them
 	// FixesFirst is whether the first dimension of an input is fixed, so that agents which know no
 	// roles take the version for batchless.
 	FixesFirst bool

@@ -956,6 +956,9 @@ func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Lo
 				return
 			}
 		}
+		if whose := described.DescribeRoles(); whose != "" {
+			r.options.Logger.Info(whose, "model", name, "version", number)
+		}
 		for _, note := range described.Config.Notes {
 			r.options.Logger.Warn(note, "model", name, "version", number)
 		}

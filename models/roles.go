@@ -71,13 +71,21 @@ func (v *Version) useRoles(r roles.Roles, inferred bool) (err error) {
 	if !v.Roles.CanMerge() && v.Config.RowsIndependent {
 		v.Config.Merge = names.MergeNone
 	}
+	v.inferred = inferred
+	return nil
+}
+
+// DescribeRoles says in words whose a query's rows are, and what says so; "" without roles.
+func (v *Version) DescribeRoles() string {
+	if v.Roles == nil {
+		return ""
+	}
 	from := "as its settings say"
-	if inferred {
+	if v.inferred {
 		from = "as the names of its dimensions say"
 	}
-	v.Config.note("a query is of one user and many candidates, %s: %s", from,
+	return fmt.Sprintf("a query is of one user and many candidates, %s: %s", from,
 		describeRoles(v.Roles))
-	return nil
 }
 
 // FlowRoles returns the roles of inputs as the graph's dimensions are followed by; nil: by shape.

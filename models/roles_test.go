@@ -179,6 +179,10 @@ func TestStatedRoles(t *testing.T) {
 			t.Errorf("%s: %v", tt.settings, err)
 		} else if got := describeRoles(v.Roles); got != tt.want {
 			t.Errorf("%s: got %q, want %q", tt.settings, got, tt.want)
+		} else if strings.Contains(strings.Join(v.Config.Notes, "\n"), tt.want) ||
+			!strings.Contains(v.DescribeRoles(), "as its settings say: "+tt.want) {
+			t.Errorf("%s: notes %q, roles %q: roles are no fault", tt.settings, v.Config.Notes,
+				v.DescribeRoles())
 		}
 		c, err := parseConfig("m.yaml", []byte("requires: 2\n"+tt.settings))
 		if err != nil {

@@ -143,6 +143,9 @@ func printVersion(w io.Writer, f foundVersion) {
 	case kernels != "":
 		fmt.Fprintf(w, "  kernels: %s\n", terminal.Plain(kernels))
 	}
+	if whose := v.DescribeRoles(); whose != "" {
+		fmt.Fprintf(w, "  note: %s\n", terminal.Plain(whose))
+	}
 	for _, note := range v.Config.Notes {
 		fmt.Fprintf(w, "  note: %s\n", terminal.Plain(note))
 	}
