@@ -200,6 +200,11 @@ var sentences = map[string]map[string]string{
 		"a revocation list is out of date": "the revocation list {file} is out of date: {error}",
 		"files have changed and cannot be used; what they said before stays in force": "the changed " +
 			"{what} cannot be used; the earlier ones stay in force: {error}",
-		"files read again": "{what} were read again from {files}",
+		"files read again":                        "{what} were read again from {files}",
+		"fetched the keys of an issuer of tokens": "the keys of the issuer {issuer} were fetched: {keys}",
+		"cannot fetch the keys of an issuer of tokens; those fetched before stay in force": "the keys " +
+			"of the issuer {issuer} cannot be fetched; the earlier ones stay in force: {error}",
+		"the issuers of tokens in the access file cannot be used; those before stay in force": "the " +
+			"issuers of tokens in the access file cannot be used; the earlier ones stay in force: {error}",
 	},
 }

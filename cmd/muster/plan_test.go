@@ -66,7 +66,7 @@ func TestPlanBadInput(t *testing.T) {
 		"--model rm2 --budget 2 --server a:1":      `it is a flag of "muster plan live"`,
 		"table published --model dien --rate 5": `it is a flag of "muster plan", ` +
 			`"muster plan live", "muster plan place"`,
-		"live --samples x": `it is a flag of "muster plan", "muster plan place", ` +
+		"live --samples x": `it is a flag of "muster plan", "muster plan certify", "muster plan place", ` +
 			`"muster plan table"`,
 		"table published --runs 0":    "runs: 0",
 		"table":                       "accepts 1 arg(s)",
