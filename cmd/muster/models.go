@@ -120,19 +120,21 @@ type listedModel struct {
 	State   string `json:"state"`
 	Reason  string `json:"reason"`
 	// Family and Accuracy are known for a directory.
-	Family   string  `json:"family,omitempty"`
-	Accuracy float64 `json:"accuracy,omitempty"`
+	Family        string  `json:"family,omitempty"`
+	Accuracy      float64 `json:"accuracy,omitempty"`
+	listedTensors         // with --long
 }
 
 func newModelsListCommand() *cobra.Command {
 	var settings clientSettings
 	var dir, address string
-	var asJSON bool
+	var asJSON, long bool
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the models of a running agent, of a directory, or of a store",
 		Example: `  muster models list
   muster models list --server 10.0.0.7:8001 --json
+  muster models list --long
   muster models list --dir ./model-repository
   muster models list --store s3://acme-models/prod`,
 		Args: cobra.NoArgs,
@@ -143,9 +145,9 @@ func newModelsListCommand() *cobra.Command {
 			var list []listedModel
 			var err error
 			if dir != "" {
-				list, err = listDirectory(dir)
+				list, err = listDirectory(dir, long)
 			} else {
-				list, err = listAgent(cmd.Context(), &settings, cmd.ErrOrStderr())
+				list, err = listAgent(cmd.Context(), &settings, cmd.ErrOrStderr(), long)
 			}
 			if err != nil {
 				return err
@@ -161,19 +163,26 @@ func newModelsListCommand() *cobra.Command {
 	storecmd.AddFlag(cmd.Flags(), &address, "list this store instead of asking an agent")
 	cmd.MarkFlagsMutuallyExclusive("dir", "store")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print as JSON")
+	cmd.Flags().BoolVar(&long, "long", false,
+		"print inputs and outputs too, with their roles in a ranking query")
+	cmd.MarkFlagsMutuallyExclusive("long", "store")
 	return cmd
 }
 
-// listAgent asks the first server that answers for the versions of its models. It makes a client
-// for the one call, which takes at most 10 s.
-func listAgent(ctx context.Context, settings *clientSettings, stderr io.Writer) ([]listedModel,
-	error) {
+// listAgent asks the first server that answers for the versions of its models and, if long, for
+// their inputs and outputs. It makes a client for that.
+func listAgent(ctx context.Context, settings *clientSettings, stderr io.Writer,
+	long bool) ([]listedModel, error) {
 	c, err := settings.open(stderr)
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	limit := 10 * time.Second
+	if long {
+		limit = longTime
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	index, err := c.RepositoryIndex(ctx, false)
 	if err != nil {
@@ -185,12 +194,15 @@ func listAgent(ctx context.Context, settings *clientSettings, stderr io.Writer) 
 			Model: m.GetName(), Version: m.GetVersion(), State: m.GetState(), Reason: m.GetReason(),
 		})
 	}
-	return list, nil
+	if long {
+		err = describeListed(ctx, c, list)
+	}
+	return list, err
 }
 
 // listDirectory lists the versions in a model directory without loading them. A version whose files
 // cannot be served is BROKEN, with the reason.
-func listDirectory(dir string) ([]listedModel, error) {
+func listDirectory(dir string, long bool) ([]listedModel, error) {
 	repository, err := models.Open[io.Closer](dir, nil, models.Options{})
 	if err != nil {
 		return nil, err
@@ -206,11 +218,14 @@ func listDirectory(dir string) ([]listedModel, error) {
 		}
 		if s.Version == 0 { // the model has no version
 			m.Version, m.State, m.Reason = "", "BROKEN", s.Reason
-		} else if _, err := models.ReadVersion(dir, s.Model, s.Version); err != nil {
+		} else if v, err := models.ReadVersion(dir, s.Model, s.Version); err != nil {
 			m.State, m.Reason = "BROKEN", err.Error()
 		} else {
 			p := places[s.Model]
 			m.Family, m.Accuracy, m.Reason = p.Family, p.Accuracy, p.Reason
+			if long {
+				m.Inputs, m.Outputs = listSpecs(v.Inputs), listSpecs(v.Outputs)
+			}
 		}
 		list = append(list, m)
 	}
@@ -220,7 +235,8 @@ func listDirectory(dir string) ([]listedModel, error) {
 // printModels prints the list as a table, which shows families if there are any. Further lines of a
 // reason are below its first one.
 func printModels(w io.Writer, list []listedModel) error {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	var text strings.Builder
+	table := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	families := slices.ContainsFunc(list, func(m listedModel) bool { return m.Family != "" })
 	row := func(model, version, state, family, accuracy, reason string) {
 		if families {
@@ -229,7 +245,9 @@ func printModels(w io.Writer, list []listedModel) error {
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", model, version, state, reason)
 	}
 	row("MODEL", "VERSION", "STATE", "FAMILY", "ACCURACY", "REASON")
-	for _, m := range list {
+	ends := make([]int, len(list)) // the lines up to each model's last
+	lines := 1
+	for i, m := range list {
 		accuracy := ""
 		if m.Accuracy > 0 {
 			accuracy = strconv.FormatFloat(m.Accuracy, 'f', 4, 64)
@@ -240,8 +258,19 @@ func printModels(w io.Writer, list []listedModel) error {
 		for _, line := range reason[1:] {
 			row("", "", "", "", "", line)
 		}
+		lines += len(reason)
+		ends[i] = lines
 	}
-	return table.Flush()
+	if err := table.Flush(); err != nil { // cannot fail
+		return err
+	}
+	// Lines of other columns within the table would end its columns.
+	printed := strings.SplitAfter(text.String(), "\n")
+	for i := range list {
+		printed[ends[i]-1] += list[i].formatTensors()
+	}
+	_, err := io.WriteString(w, strings.Join(printed, ""))
+	return err
 }
 
 // newModelsChangeCommand makes the command `muster models VERB`, which calls change for each model
@@ -287,7 +316,7 @@ func completeModels(settings *clientSettings) cobra.CompletionFunc {
 		}
 		ctx, cancel := context.WithTimeout(cmd.Context(), time.Second)
 		defer cancel()
-		list, err := listAgent(ctx, settings, io.Discard)
+		list, err := listAgent(ctx, settings, io.Discard, false)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
