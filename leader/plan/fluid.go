@@ -19,7 +19,7 @@ type Fluid struct {
 
 // Plan implements [Planner]. The evaluator is not used and may be nil.
 func (f Fluid) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error) {
-	a, space, err := search(p, staffing.SafeShare, limitsFor(p.Rate)...)
+	a, space, err := search(p, staffing.SafeShare, leastLimitFor(p.Rate))
 	if err != nil {
 		return nil, err
 	}
@@ -47,14 +47,9 @@ func (f Fluid) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error)
 	})
 }
 
-// limitsFor are fluid limits from which fleets of some to many instances are assumed to serve a
-// rate: those from which a search begins that lists no configurations.
-func limitsFor(rate float64) (limits []float64) {
-	for _, instances := range []float64{8, 16, 32, 64, 128, 512} {
-		limits = append(limits, rate/staffing.SafeShare(instances))
-	}
-	return limits
-}
+// leastLimitFor is the fluid limit from which a fleet of many instances is assumed to serve a rate: a
+// search that lists no configurations begins with it, and goes on with those of the counts it finds.
+func leastLimitFor(rate float64) float64 { return rate / staffing.SafeShare(512) }
 
 // needFor is the fluid limit from which a configuration is assumed to serve a rate.
 func needFor(rate float64) func(Configuration) float64 {
@@ -123,24 +118,28 @@ func (a *Analysis) shortlistSpace(share func(instances float64) float64,
 		if err != nil {
 			return nil, err
 		}
-		for _, rate := range rates {
-			c, err := s.cheapestCounts(rate, false)
-			if err != nil {
-				return nil, err
-			}
-			for range maxSettling { // of other counts other limits are enough
+		tried := map[float64]bool{}
+		for _, rate := range slices.Sorted(slices.Values(rates)) {
+			c := Configuration(nil)
+			for range 1 + maxSettling { // of other counts other limits are enough
+				// Rates that differ by a ten-thousandth have the same counts mostly, and a search
+				// takes as long as a second.
+				if class := math.Round(1e4 * math.Log(rate)); tried[class] {
+					break
+				} else {
+					tried[class] = true
+				}
+				if c, err = s.cheapestCounts(rate, false); err != nil {
+					return nil, err
+				}
 				if c == nil {
 					break
 				}
 				add(s, c)
-				was := c.Clone()
-				need := a.Problem.Rate / share(float64(c.Count()))
-				if c, err = s.cheapestCounts(need, false); err != nil {
-					return nil, err
-				}
-				if slices.Equal(c, was) {
-					break
-				}
+				rate = a.Problem.Rate / share(float64(c.Count()))
+			}
+			if len(space) == 0 && c == nil { // what does not reach this rate reaches no higher one
+				break
 			}
 		}
 	}
@@ -197,7 +196,7 @@ func (a *Analysis) noteUnmet() {
 	for i := range p.Types {
 		p.Types[i].Max = 0
 	}
-	if free, space, err := search(&p, staffing.SafeShare, limitsFor(p.Rate)...); err == nil {
+	if free, space, err := search(&p, staffing.SafeShare, leastLimitFor(p.Rate)); err == nil {
 		found, err := newRelaxation(free, space).cheapestReaching(1, needFor(p.Rate))
 		if err == nil && len(found) > 0 {
 			note += fmt.Sprintf("; %s at %.4g $/hr would", p.Name(found[0].c), found[0].price)
