@@ -42,7 +42,7 @@ func TestCounts(t *testing.T) {
 		}
 		a.Problem.Objective, a.Problem.Rate = LeastCost, rate
 		if short, err = a.shortlistSpace(staffing.SafeShare,
-			[]float64{leastLimitFor(rate)}); err != nil {
+			limitsFor(rate)); err != nil {
 			t.Fatal(err)
 		}
 		if got, err = newRelaxation(a, short).cheapestReaching(1, needFor(rate)); err != nil ||

@@ -19,7 +19,7 @@ type Fluid struct {
 
 // Plan implements [Planner]. The evaluator is not used and may be nil.
 func (f Fluid) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error) {
-	a, space, err := search(p, staffing.SafeShare, leastLimitFor(p.Rate))
+	a, space, err := search(p, staffing.SafeShare, limitsFor(p.Rate)...)
 	if err != nil {
 		return nil, err
 	}
@@ -47,9 +47,15 @@ func (f Fluid) Plan(_ context.Context, p *Problem, _ Evaluator) (*Result, error)
 	})
 }
 
-// leastLimitFor is the fluid limit from which a fleet of many instances is assumed to serve a rate: a
-// search that lists no configurations begins with it, and goes on with those of the counts it finds.
-func leastLimitFor(rate float64) float64 { return rate / staffing.SafeShare(512) }
+// limitsFor are fluid limits from which fleets of few and of many instances are assumed to serve a
+// rate: a search that lists no configurations begins with them, and goes on with those of the counts
+// it finds.
+func limitsFor(rate float64) (limits []float64) {
+	for _, instances := range []float64{4, 512} {
+		limits = append(limits, rate/staffing.SafeShare(instances))
+	}
+	return limits
+}
 
 // needFor is the fluid limit from which a configuration is assumed to serve a rate.
 func needFor(rate float64) func(Configuration) float64 {
@@ -196,7 +202,7 @@ func (a *Analysis) noteUnmet() {
 	for i := range p.Types {
 		p.Types[i].Max = 0
 	}
-	if free, space, err := search(&p, staffing.SafeShare, leastLimitFor(p.Rate)); err == nil {
+	if free, space, err := search(&p, staffing.SafeShare, limitsFor(p.Rate)...); err == nil {
 		found, err := newRelaxation(free, space).cheapestReaching(1, needFor(p.Rate))
 		if err == nil && len(found) > 0 {
 			note += fmt.Sprintf("; %s at %.4g $/hr would", p.Name(found[0].c), found[0].price)
