@@ -23,8 +23,9 @@ FLEET = "stack-test"
 
 
 def run(*command):
-    """Runs a command, and returns its status and what it prints."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """Runs a command without our own settings, and returns its status and what it prints."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MUSTER_")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     return done.returncode, done.stdout + done.stderr
 
 
