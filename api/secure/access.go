@@ -148,15 +148,20 @@ func (p *accessParser) parseMapping(n *yaml.Node, want string, each func(key, va
 func (p *accessParser) parseGrant(client string, n *yaml.Node) grant {
 	g := grant{models: map[string]bool{}, control: map[Control]bool{}}
 	keys := p.grantKeys(client, &g)
-	p.parseMapping(n, "{models: [...], control: [...], load_share: ..., limits: {...}}",
-		func(key, value *yaml.Node) {
-			if k := document.FindKey(keys, key.Value); k != nil {
-				k.Read(key.Value, value)
-				return
-			}
-			p.Fault(key, "unknown key %q, want %s", key.Value, document.ListNames(keys))
-		})
+	p.readKeys(n, "{models: [...], control: [...], load_share: ..., limits: {...}}", keys, "")
 	return g
+}
+
+// readKeys has each key of the mapping n read by the one of keys with its name. of begins the fault
+// of an unknown key.
+func (p *accessParser) readKeys(n *yaml.Node, want string, keys []document.Key, of string) {
+	p.parseMapping(n, want, func(key, value *yaml.Node) {
+		if k := document.FindKey(keys, key.Value); k != nil {
+			k.Read(key.Value, value)
+			return
+		}
+		p.Fault(key, "%sunknown key %q, want %s", of, key.Value, document.ListNames(keys))
+	})
 }
 
 // parseLimits parses a client's limits; nil if n sets none.

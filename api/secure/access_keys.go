@@ -1,6 +1,7 @@
 package secure
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -58,14 +59,8 @@ const defaultPrefix = "oidc:"
 func (p *accessParser) parseIssuer(name, n *yaml.Node) Issuer {
 	i := Issuer{URL: name.Value, NameClaim: "sub", GroupsClaim: "groups", Prefix: defaultPrefix}
 	keys := p.issuerKeys(name.Value, &i)
-	p.parseMapping(n, "{audience: ..., groups: {GROUP: CLIENT}}", func(key, value *yaml.Node) {
-		if k := document.FindKey(keys, key.Value); k != nil {
-			k.Read(key.Value, value)
-			return
-		}
-		p.Fault(key, "issuer %q: unknown key %q, want %s", name.Value, key.Value,
-			document.ListNames(keys))
-	})
+	p.readKeys(n, "{audience: ..., groups: {GROUP: CLIENT}}", keys,
+		fmt.Sprintf("issuer %q: ", name.Value))
 	if i.Audience == "" {
 		p.Fault(name, "issuer %q: no audience, want the one that tokens for this fleet have: "+
 			"without, a token that the issuer made for any other service would be good", name.Value)

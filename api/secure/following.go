@@ -58,7 +58,7 @@ func (g *Guard) stillRefusal(c caller, d requiredRights) *refusal {
 		}
 	}
 	if c.token != "" {
-		if _, err := g.tokens.verify(c.token, time.Now()); err != nil && !err.later {
+		if _, err := g.tokens.verify(c.token, c.key, time.Now()); err != nil && !err.later {
 			return &refusal{code: codes.Unauthenticated, reason: err.reason, text: err.text}
 		}
 	}

@@ -117,10 +117,9 @@ type tokenError struct {
 
 func (e *tokenError) Error() string { return e.text }
 
-// verify returns what a token says of its owner. Of a token that it has verified before, it checks
+// verify returns what a token, of that digest, says of its owner. Of a token that it has verified before, it checks
 // only that it is still good.
-func (t *tokens) verify(raw string, now time.Time) (token, *tokenError) {
-	sum := digestOf(raw)
+func (t *tokens) verify(raw string, sum digest, now time.Time) (token, *tokenError) {
 	t.mu.Lock()
 	known, ok := t.known[sum]
 	t.mu.Unlock()
@@ -259,7 +258,7 @@ func (g *Guard) tokenCaller(raw string, from net.Addr) (caller, *refusal) {
 			return caller{}, tooManyAttempts(wait)
 		}
 	}
-	t, err := g.tokens.verify(raw, now)
+	t, err := g.tokens.verify(raw, sum, now)
 	switch {
 	case err == nil:
 		return caller{name: t.client, subject: t.subject, key: sum, token: raw}, nil

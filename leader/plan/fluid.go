@@ -130,11 +130,11 @@ func (a *Analysis) shortlistSpace(share func(instances float64) float64,
 			for range 1 + maxSettling { // of other counts other limits are enough
 				// Rates that differ by a ten-thousandth have the same counts mostly, and a search
 				// takes as long as a second.
-				if class := math.Round(1e4 * math.Log(rate)); tried[class] {
+				class := math.Round(1e4 * math.Log(rate))
+				if tried[class] {
 					break
-				} else {
-					tried[class] = true
 				}
+				tried[class] = true
 				if c, err = s.cheapestCounts(rate, false); err != nil {
 					return nil, err
 				}
