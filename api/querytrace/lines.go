@@ -105,16 +105,22 @@ func atEnd(err error) error {
 
 // set sets what value says of key.
 func (p *lineParser) set(q *TracedQuery, key string, value json.RawMessage) (err error) {
-	if key == inputsKey {
-		if q.Inputs, err = oip.DecodeInputs(value); err != nil {
+	if key == inputsKey || key == outputsKey {
+		tensors, err := oip.DecodeInputs(value)
+		if err != nil {
 			return fmt.Errorf("%s: %w", key, err)
+		}
+		if key == inputsKey {
+			q.Inputs = tensors
+		} else {
+			q.Outputs = tensors
 		}
 		return nil
 	}
 	f := fieldOf(key)
 	if f == nil {
 		return fmt.Errorf("unknown key %.80q, want one of %s", key,
-			strings.Join(append(names(), inputsKey), ", "))
+			strings.Join(append(names(), inputsKey, outputsKey), ", "))
 	}
 	if f.text != nil {
 		var text *string
@@ -183,6 +189,12 @@ func (w *Writer) Write(q TracedQuery) (err error) {
 		b = append(b, `,"inputs":`...)
 		if b, err = oip.AppendInputs(b, q.Inputs); err != nil {
 			return err
+		}
+	}
+	if q.Outputs != nil {
+		b = append(b, `,"outputs":`...)
+		if b, err = oip.AppendInputs(b, q.Outputs); err != nil {
+			return fmt.Errorf("outputs: %w", err)
 		}
 	}
 	w.line = append(b, '}', '\n')

@@ -24,9 +24,12 @@ type TracedQuery struct {
 	Deadline time.Duration
 	// Inputs are what was sent; nil if the record does not say.
 	Inputs []tensor.Tensor
+	// Outputs are what was answered; nil if the record does not say. Arrays have none.
+	Outputs []tensor.Tensor
 	// Client, Version and Outcome say who asked, which version answered, and how it ended: "ok", or
-	// why it failed. They are "" if the record does not say.
-	Client, Version, Outcome string
+	// why it failed. Agent ran it, Cause is why it was late or failed, and Arm is the side of a
+	// comparison of versions that it was on. They are "" if the record does not say.
+	Client, Version, Outcome, Agent, Cause, Arm string
 	// Latency is how long the answer took; 0 if the record does not say.
 	Latency time.Duration
 }
@@ -56,7 +59,11 @@ const (
 	versionKey  = "version"
 	outcomeKey  = "outcome"
 	latencyKey  = "latency_ms"
+	agentKey    = "agent"
+	causeKey    = "cause"
+	armKey      = "arm"
 	inputsKey   = "inputs"
+	outputsKey  = "outputs"
 )
 
 // A field is a key with a value that is not a tensor. Exactly one of time, count and text is set.
@@ -82,6 +89,9 @@ var fields = []field{
 	{key: versionKey, text: func(q *TracedQuery) *string { return &q.Version }},
 	{key: outcomeKey, text: func(q *TracedQuery) *string { return &q.Outcome }},
 	{key: latencyKey, time: func(q *TracedQuery) *time.Duration { return &q.Latency }},
+	{key: agentKey, text: func(q *TracedQuery) *string { return &q.Agent }},
+	{key: causeKey, text: func(q *TracedQuery) *string { return &q.Cause }},
+	{key: armKey, text: func(q *TracedQuery) *string { return &q.Arm }},
 }
 
 // names are the keys of fields.

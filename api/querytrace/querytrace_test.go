@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
+
 	"github.com/muster-serve/muster/api/tensor"
 )
 
@@ -67,6 +69,38 @@ func TestReadsWhatIsWritten(t *testing.T) {
 		`{"name":"seen","datatype":"INT64","shape":[4],"data":[9,8,7,6]}]}` + "\n"
 	if got, _, _ := strings.Cut(lines.String(), "{\"at_ms\":1.5"); got != want {
 		t.Errorf("wrote %s, want %s", got, want)
+	}
+}
+
+// TestCompressedLines: lines that are compressed are read as they are, with what only lines have;
+// what is cut short, or compressed twice, is an error.
+func TestCompressedLines(t *testing.T) {
+	queries := full()
+	queries[0].Outputs = []tensor.Tensor{ids("score", 3, 2, 1)}
+	queries[0].Agent, queries[0].Cause, queries[0].Arm = "vm-1", "lane", "b"
+	var lines bytes.Buffer
+	w := NewWriter(&lines)
+	for _, q := range queries {
+		if err := w.Write(q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	once := e.EncodeAll(lines.Bytes(), nil)
+	if got, err := read(string(once)); err != nil || !reflect.DeepEqual(got, queries) {
+		t.Errorf("got %+v, %v, want %+v", got, err, queries)
+	}
+	for text, want := range map[string]string{
+		string(once[:len(once)/2]):         "t: Zstandard: ",
+		string(e.EncodeAll(once, nil)):     "t: compressed twice",
+		string(e.EncodeAll([]byte{}, nil)): "t: empty",
+	} {
+		if _, err := read(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.20q: error %v, want one with %q", text, err, want)
+		}
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/klauspost/compress/zstd"
+
 	"github.com/muster-serve/muster/api/document"
 )
 
@@ -30,6 +32,9 @@ func Read(name string, r io.Reader, each func(TracedQuery) error) error {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("%s: %w", name, err)
 	}
+	if bytes.HasPrefix(start, zstdMagic) {
+		return readCompressed(name, b, each)
+	}
 	switch text := bytes.TrimLeft(bytes.TrimPrefix(start, []byte("\ufeff")), " \t\r\n"); {
 	case bytes.HasPrefix(start, []byte("PK")):
 		return readArrays(name, b, each)
@@ -37,6 +42,32 @@ func Read(name string, r io.Reader, each func(TracedQuery) error) error {
 		return readLines(name, b, each)
 	}
 	return readCSV(name, b, each)
+}
+
+// zstdMagic begins a frame of Zstandard (RFC 8878).
+var zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
+
+// maxWindowBytes bounds the memory for a window of Zstandard. Encoders use 8 MiB but for the options
+// that trade memory for bytes.
+const maxWindowBytes = 64 << 20
+
+// readCompressed reads JSON lines or CSV that are compressed by Zstandard.
+func readCompressed(name string, r io.Reader, each func(TracedQuery) error) error {
+	d, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1),
+		zstd.WithDecoderMaxWindow(maxWindowBytes))
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	defer d.Close()
+	b := bufio.NewReaderSize(d, 64<<10)
+	start, err := b.Peek(512)
+	switch {
+	case err != nil && !errors.Is(err, io.EOF):
+		return fmt.Errorf("%s: Zstandard: %w", name, err)
+	case bytes.HasPrefix(start, zstdMagic) || bytes.HasPrefix(start, []byte("PK")):
+		return fmt.Errorf("%s: compressed twice, want JSON lines or CSV in Zstandard", name)
+	}
+	return Read(name, b, each)
 }
 
 // readCSV reads the form of before.
