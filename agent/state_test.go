@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -97,6 +98,46 @@ func TestStateStays(t *testing.T) {
 		}
 		if _, err := os.Stat(inside); err != nil {
 			f.Error(err)
+		}
+	})
+}
+
+// TestWorksStay: what is known of the work of queries outlives a restart of all agents; a damaged
+// file of it is logged, and keeps no agent from starting.
+func TestWorksStay(t *testing.T) {
+	agenttest.InFleet(t, func(f *agenttest.Fleet) {
+		dir := f.TempDir()
+		path := filepath.Join(dir, "works.json")
+		law := `{"format":1,"models":[{"model":"ncf","version":1,"rows_per_value":0.5}]}`
+		for _, in := range []string{law, law[:20]} {
+			if err := os.WriteFile(path, []byte(in), 0o600); err != nil {
+				f.Fatal(err)
+			}
+			a := f.Start(func(a agent.Inside) { a.Config().StateDir = dir })
+			f.Settled(a)
+			f.Led(a)
+			f.Eventually(time.Second, func() string {
+				for _, p := range a.Members().View().Profiles {
+					if p.TableKey().Model == names.NewModelKey("ncf", 1) &&
+						(p.GetRowsPerValue() == 0.5) == (in == law) {
+						return ""
+					}
+				}
+				return fmt.Sprintf("with %s no profile of ncf is told as it says", in)
+			})
+			if failed := f.Send(100, time.Millisecond, a); len(failed) > 0 {
+				f.Errorf("failed: %v", failed)
+			}
+			if err := a.Stop(); err != nil {
+				f.Error(err)
+			}
+			kept, err := os.ReadFile(path)
+			if in == law && (err != nil || !strings.Contains(string(kept), `"rows_per_value":0.5`)) {
+				f.Errorf("kept afterwards: %s, %v", kept, err)
+			}
+			if warned := strings.Contains(a.Log.String(), "file="+path); warned != (in != law) {
+				f.Errorf("with %s the log names the file: %t\n%s", in, warned, a.Log)
+			}
 		}
 	})
 }

@@ -157,6 +157,10 @@ func New(config Config) (*Leader, error) {
 
 func (l *Leader) bookPath() string { return filepath.Join(l.config.StateDir, "profiles.json") }
 
+// worksPath is the file of what the leader has learned of the work of queries beside the book's
+// profiles by rows. It loses little if it is lost: a law is learned anew from some hundred runs.
+func (l *Leader) worksPath() string { return filepath.Join(l.config.StateDir, "works.json") }
+
 // restoreBook loads the profiles that were learned before. An unreadable file keeps no agent from
 // starting; the file is renamed, so that its contents are not lost.
 func (l *Leader) restoreBook() {

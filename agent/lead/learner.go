@@ -3,7 +3,9 @@ package lead
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"slices"
 	"sync"
@@ -12,6 +14,7 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/api/accuracy"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/files"
 	"github.com/muster-serve/muster/api/wakeup"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/learn"
@@ -109,6 +112,7 @@ func (s *profileLearner) startFrom(v *control.View) {
 // run passes what was seen to the state, and its advice to the term, until ctx ends. It saves the
 // book from time to time and when it returns.
 func (s *profileLearner) run(ctx context.Context) {
+	s.restoreWorks()
 	defer s.save()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -261,7 +265,43 @@ func (s *profileLearner) save() {
 	if err == nil {
 		err = s.book.Save(l.bookPath())
 	}
+	if err == nil {
+		err = s.saveWorks()
+	}
 	if err != nil {
 		l.log.Warn("cannot save the learned profiles", "error", fmt.Errorf("profiles: %w", err))
+	}
+}
+
+// saveWorks writes what is known of the work of queries, or removes its file if there is nothing.
+func (s *profileLearner) saveWorks() error {
+	data, err := s.state.MarshalWorks()
+	path := s.term.leader.worksPath()
+	switch {
+	case err != nil:
+	case data == nil:
+		if err = os.Remove(path); errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+	default:
+		err = files.Replace(path, append(data, '\n'), 0o600)
+	}
+	return err
+}
+
+// restoreWorks has learning start from the file that saveWorks writes, where the former leader has
+// told nothing. A file that cannot be read is only logged; the next save replaces it.
+func (s *profileLearner) restoreWorks() {
+	l := s.term.leader
+	data, err := os.ReadFile(l.worksPath())
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	if err == nil {
+		err = s.state.RestoreWorks(data)
+	}
+	if err != nil {
+		l.log.Warn("cannot read what was learned of the work of queries; the leader learns it anew",
+			"file", l.worksPath(), "error", err)
 	}
 }

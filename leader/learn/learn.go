@@ -56,6 +56,7 @@ type State struct {
 
 	goneModels profiles.Absence[leader.ModelID]
 	goneTables profiles.Absence[names.TableKey]
+	goneWorks  profiles.Absence[leader.ModelID]
 
 	changes []DemandChange // since they were last asked for
 
@@ -272,7 +273,7 @@ func (s *State) Forget(now time.Time) (models []leader.ModelID, tables []names.T
 	for _, key := range tables {
 		delete(s.told, key)
 	}
-	s.forgetWorks(models, used)
+	s.forgetWorks(now, models, used)
 	maps.DeleteFunc(s.monitors, func(id leader.ModelID, _ *profiles.Monitor) bool {
 		return s.findModel(id) == nil || slices.Contains(models, id)
 	})

@@ -28,13 +28,22 @@ const (
 // monitor and the plans. It is the mean of the types' laws, weighted by their runs; each type has a
 // profile of its own by work, which takes in what is left.
 //
-// Profiles by rows go on beside these: older agents are told them, and the book saves them.
+// Profiles by rows go on beside these: older agents are told them, and the book saves them. What is
+// here has a file of its own; see [State.MarshalWorks].
 type modelWork struct {
 	law      work.Law // zero: rows alone
 	runs     map[profiles.Key]*keptRunsOf
 	learners map[profiles.Key]*profiles.Learner // by work; of keys with runs, while law is not zero
 	told     map[profiles.Key]bool              // their learners begin with what a leader has told
 	since    int                                // runs since the last fit
+}
+
+// newModelWork returns what is known of work by a law that was learned before.
+func newModelWork(law work.Law) *modelWork {
+	return &modelWork{
+		law: law, runs: map[profiles.Key]*keptRunsOf{},
+		learners: map[profiles.Key]*profiles.Learner{}, told: map[profiles.Key]bool{},
+	}
 }
 
 // A keptRunsOf is the last runs under one key, the oldest at next once it is full.
@@ -222,9 +231,7 @@ func (s *State) suggestWork(key profiles.Key, told *leader.Latency) {
 	id.Name, id.Version = told.Model.Split()
 	w := s.works[id]
 	if w == nil {
-		w = &modelWork{runs: map[profiles.Key]*keptRunsOf{},
-			learners: map[profiles.Key]*profiles.Learner{}, told: map[profiles.Key]bool{},
-			law: told.Law}
+		w = newModelWork(told.Law)
 		s.works[id] = w
 	}
 	if w.law == told.Law && w.learners[key] == nil {
@@ -233,8 +240,14 @@ func (s *State) suggestWork(key profiles.Key, told *leader.Latency) {
 }
 
 // forgetWorks drops what is known of models that are gone, and runs under keys that are not used.
-func (s *State) forgetWorks(gone []leader.ModelID, used map[profiles.Key]bool) {
+func (s *State) forgetWorks(now time.Time, gone []leader.ModelID, used map[profiles.Key]bool) {
 	for _, id := range gone {
+		delete(s.works, id)
+	}
+	unknown := s.goneWorks.Over(now, keepGone, maps.Keys(s.works), func(id leader.ModelID) bool {
+		return s.findModel(id) != nil
+	})
+	for _, id := range unknown { // restored, but no member has come with it
 		delete(s.works, id)
 	}
 	for _, w := range s.works {

@@ -107,6 +107,77 @@ func TestLearnsWork(t *testing.T) {
 	}
 }
 
+// TestSavesWork: a fleet of which all agents restart goes on with the law and the profiles by it.
+func TestSavesWork(t *testing.T) {
+	w := newWorkWorld(t)
+	if data, err := w.MarshalWorks(); data != nil || err != nil {
+		t.Errorf("without a law %s is saved, %v, want nothing", data, err)
+	}
+	w.serve(240, 1)
+	data, err := w.MarshalWorks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := w.told("x")
+	next := newWorkWorld(t)
+	next.Suggest([]*leader.Member{w.a, w.b}, nil)
+	if err := next.RestoreWorks(data); err != nil {
+		t.Fatal(err)
+	}
+	next.look()
+	for _, rows := range []int{1, 20, 60} {
+		got, want := next.told("x").Table.Mean(rows), x.Table.Mean(rows)
+		if math.Abs(float64(got)/float64(want)-1) > .02 {
+			t.Errorf("after the restart the work of %d rows takes %v, want %v", rows, got, want)
+		}
+	}
+	next.serve(40, 1)
+	if l := next.told("x"); math.Abs(l.Law.PerValue-x.Law.PerValue) > 1e-12 {
+		t.Errorf("after few runs the law is %v, want %v still", l.Law, x.Law)
+	}
+	if again, err := next.MarshalWorks(); err != nil || again == nil {
+		t.Errorf("saved again: %s, %v", again, err)
+	}
+
+	// What a former leader has told counts more.
+	told := newWorkWorld(t)
+	other := *x
+	other.Law = work.Law{PerValue: 2}
+	told.Suggest([]*leader.Member{w.a, w.b}, []leader.Latency{other})
+	if err := told.RestoreWorks(data); err != nil {
+		t.Fatal(err)
+	}
+	told.look()
+	if l := told.told("x"); l.Law != other.Law {
+		t.Errorf("the law is %v, want %v, as the former leader has told", l.Law, other.Law)
+	}
+
+	// Nothing is kept of a model that no member has.
+	gone := newWorkWorld(t)
+	gone.are(member("a", "x", "", n))
+	if err := gone.RestoreWorks(data); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		gone.look()
+		gone.Forget(gone.now)
+		gone.now = gone.now.Add(keepGone)
+	}
+	if n := gone.Sizes()["works"]; n != 0 {
+		t.Errorf("%d models have work, want none", n)
+	}
+
+	for _, damaged := range []string{
+		"", "{", `{"format": 9}`, `{"format": 1, "models": [{"model": "m", "rows_per_value": -1}]}`,
+		`{"format": 1, "models": [{"model": "m", "rows_per_value": 1, "profiles": [null]}]}`,
+		string(data[:len(data)/2]),
+	} {
+		if err := newWorkWorld(t).RestoreWorks([]byte(damaged)); err == nil {
+			t.Errorf("%.40q is read without an error", damaged)
+		}
+	}
+}
+
 // TestTypeWithoutRuns: of a type that has not run the model, what is known by rows counts for the
 // work that queries have in the mean.
 func TestTypeWithoutRuns(t *testing.T) {
