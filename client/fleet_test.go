@@ -30,8 +30,9 @@ import (
 // A testFleet is a few agents in memory that follow a script. The one that leads
 // assigns queries in turn.
 type testFleet struct {
-	t      *testing.T
-	agents []*testAgent
+	t        *testing.T
+	agents   []*testAgent
+	metadata *inference.ModelMetadataResponse // of the model, as members tell it
 
 	mu         sync.Mutex
 	leadership *control.Leadership
@@ -176,9 +177,11 @@ func (f *testFleet) view() *control.View {
 		v.Members = append(v.Members, &control.Member{
 			Name: a.name, Address: "passthrough:///" + a.name, Protocol: control.Spoken.Oldest,
 			InstanceType: "local", Lanes: 1, Cores: 1,
+			NewestProtocol: control.Spoken.Newest,
 			Models: []*control.Model{{Name: "sum", Version: 1, Newest: true,
 				QosTargetNs: int64(50 * time.Millisecond),
-				DeadlineNs:  int64(5 * time.Second), LargestBatchSize: 1000}},
+				DeadlineNs:  int64(5 * time.Second), LargestBatchSize: 1000,
+				Metadata: f.metadata}},
 		})
 	}
 	return v

@@ -429,11 +429,18 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 func (q *gatewayQuery) measure(req *oip.Request, largest int) {
 	rows := req.Rows()
 	if q.roles != nil {
-		size := q.roles.Measure(req.Inputs)
-		rows = int64(max(1, size.Rows))
-		q.users, q.values = uint32(min(size.Users, size.Rows)), uint64(size.Values)
+		rows = int64(max(1, q.measureUsers(req).Rows))
 	}
 	q.batch = uint32(min(rows, int64(max(1, largest))))
+}
+
+// measureUsers sets how many users and values q has.
+func (q *gatewayQuery) measureUsers(req *oip.Request) (size roles.QuerySize) {
+	if q.roles != nil {
+		size = q.roles.Measure(req.Inputs)
+		q.users, q.values = uint32(min(size.Users, size.Rows)), uint64(size.Values)
+	}
+	return size
 }
 
 // forMember returns the query for an attempt at a member: one that does not know roles gets what

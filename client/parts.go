@@ -55,10 +55,10 @@ func (g *Gateway) split(s *control.Split) {
 	parts, from := make([]*queries.Query, len(s.GetRows())), 0
 	for i, n := range s.GetRows() {
 		p := part{uint32(i + 1), from, from + int(n)}
-		q := &gatewayQuery{
+		q := &gatewayQuery{ // inParts measures its users and values
 			model: model, version: version, batch: n, part: p,
 			bytes: whole.bytes * uint64(n) / sum, roles: whole.roles, users: min(whole.users, n),
-			values: whole.values * uint64(n) / sum,
+			values: whole.values,
 			trace:  whole.trace.partTrace(p), wake: wakeup.New(),
 		}
 		q.Tag, parts[i], from = q, &q.Query, p.end
@@ -85,6 +85,11 @@ func (g *Gateway) inParts(ctx context.Context, q *gatewayQuery, req *oip.Request
 		g.leaveCritical(true)
 		return nil, err
 	}
+	g.mu.Lock()
+	for i, part := range parts { // should a part have to be submitted again
+		part.Tag.(*gatewayQuery).measureUsers(requests[i])
+	}
+	g.mu.Unlock()
 	run := func(i int) {
 		part := parts[i].Tag.(*gatewayQuery)
 		requests[i].Model, requests[i].LeastAccuracy = part.model, 0

@@ -16,7 +16,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
+	"github.com/muster-serve/muster/api/roles"
 	"github.com/muster-serve/muster/api/tensor"
 	"github.com/muster-serve/muster/api/tracing"
 	"github.com/muster-serve/muster/leader/match"
@@ -165,6 +167,55 @@ func TestPartLost(t *testing.T) {
 		if last.Sequence != partOf(4, 2) || last.BatchSize != 9 || last.Attempts != 1 ||
 			!last.Splits || last.Version != 1 {
 			t.Errorf("the last submit is %v, want part 2", last)
+		}
+	})
+}
+
+// TestRankedPartLost: a part that is submitted again tells the users and values that it has: those of
+// its own rows, and all of the user's.
+func TestRankedPartLost(t *testing.T) {
+	r, err := roles.Complete(roles.Roles{
+		Inputs: []roles.NamedRole{
+			{Name: "x", Role: roles.Row}, {Name: "tags", Role: roles.Ragged},
+			{Name: "tag_lengths", Role: roles.Ragged}, {Name: "history", Role: roles.Ragged},
+			{Name: "history_lengths", Role: roles.Ragged},
+		},
+		Outputs: []roles.NamedRole{{Name: "sum", Role: roles.Row}},
+		Ragged: []roles.Feature{
+			{Values: "tags", Form: roles.Lengths, Index: "tag_lengths", Per: roles.Row},
+			{Values: "history", Form: roles.Lengths, Index: "history_lengths", Per: roles.User},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ids := func(name string, values ...int64) tensor.Tensor {
+		made, err := tensor.Of(name, values, int64(len(values)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return made
+	}
+	bubble(t, 3, func(t *testing.T, f *testFleet) {
+		f.metadata = &inference.ModelMetadataResponse{Properties: oip.Properties{Roles: r}.Map()}
+		f.lead("agent-0", "agent-1")
+		f.agents[0].assign = splitInto(1, 3)
+		f.agents[1].refuse = status.Error(codes.Unavailable, "the lane is full")
+		g := f.gateway()
+		settle()
+		query := rowsQuery(t, 4, 7)
+		query.Inputs = append(query.Inputs, ids("tags", 1, 2, 3, 4, 5), ids("tag_lengths", 4, 0, 1, 0),
+			ids("history", 1, 2, 3, 4, 5, 6, 7, 8, 9), ids("history_lengths", 9))
+		resp, err := g.Infer(t.Context(), query, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := inOrder(resp, 4, 7); err != nil {
+			t.Error(err)
+		}
+		last := f.agents[0].submits[len(f.agents[0].submits)-1]
+		if last.Sequence != partOf(4, 2) || last.BatchSize != 3 || last.Users != 1 || last.Values != 10 {
+			t.Errorf("the last submit is %v, want part 2 with 1 user and 10 values", last)
 		}
 	})
 }
