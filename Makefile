@@ -34,12 +34,12 @@ demo: build
 	@bin/muster demo $(DEMO_FLAGS)
 
 # What takes too long for each change: ten rounds of each cause of lateness, ten thousand random
-# problems of the fleet's plan, two hundred random days, and a Kubernetes control plane with 500
-# nodes. About an hour of CPU; DAYS=20 for a tenth of the days.
+# problems of the fleet's plan and a thousand of `muster plan`, two hundred random days, and a
+# Kubernetes control plane with 500 nodes. About an hour of CPU; DAYS=20 for a tenth of the days.
 DAYS ?= 200
 nightly: export GOGC ?= 400
 nightly: causes-nightly k8s-cluster k8s
-	MUSTER_SLOW_TESTS=1 go test -trimpath -vet=off -count=1 -timeout 12h ./leader/fleetplan
+	MUSTER_SLOW_TESTS=1 go test -trimpath -vet=off -count=1 -timeout 12h ./leader/fleetplan ./leader/plan
 	MUSTER_DAYS=$(DAYS) go test -trimpath -vet=off -count=1 -timeout 12h ./sim/day
 
 # Each cause of lateness ten times, an hour, on a quiet machine.

@@ -3,6 +3,7 @@ package plan
 import (
 	"math"
 	"slices"
+	"time"
 
 	"github.com/muster-serve/muster/leader/internal/simplex"
 )
@@ -44,7 +45,7 @@ type countSearch struct {
 func newCountSearch(a *Analysis, maxRate float64) (*countSearch, error) {
 	s := &countSearch{a: a, max: make([]int, len(a.Problem.Types))}
 	for i, t := range a.Problem.Types {
-		if !a.useful[i] {
+		if !a.useful[i] || a.isDominated(i) {
 			continue
 		}
 		n := math.Inf(1)
@@ -67,6 +68,33 @@ func newCountSearch(a *Analysis, maxRate float64) (*countSearch, error) {
 		s.max[i] = int(n)
 	}
 	return s, nil
+}
+
+// isDominated reports whether another type, of which there may be any number, costs no more and
+// answers all that the type does in no more time: then no counts need the type. So types that are
+// alike do not have the search try all ways to divide instances among them.
+func (a *Analysis) isDominated(typ int) bool {
+	for other := range a.Problem.Types {
+		if other != typ && a.dominates(other, typ) && (other < typ || !a.dominates(typ, other)) {
+			return true
+		}
+	}
+	return false
+}
+
+func (a *Analysis) dominates(typ, other int) bool {
+	types := a.Problem.Types
+	if types[typ].Max > 0 || types[typ].Price > types[other].Price {
+		return false
+	}
+	for _, b := range a.program.Bins {
+		for _, times := range [][]time.Duration{b.Latency, b.Late} {
+			if times != nil && times[other] > 0 && !(times[typ] > 0 && times[typ] <= times[other]) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // cheapestCounts returns the cheapest counts within the limits whose fluid limit reaches the rate;

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -69,9 +70,9 @@ func TestCounts(t *testing.T) {
 // instances to hundreds, and so with configurations that are listed or too many to list.
 func TestMoreTypesCostNoMore(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
-	problems := 1000
-	if testing.Short() {
-		problems = 100
+	problems := 100
+	if os.Getenv("MUSTER_SLOW_TESTS") != "" {
+		problems = 1000
 	}
 	compared, searched := 0, 0
 	var nodes []int

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/leader/staffing"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -200,25 +201,72 @@ func TestReactToNone(t *testing.T) {
 	}
 }
 
-// TestManyTypes: without a budget, and with so many types that one instance of each is too
-// much to choose from, what is planned is within the types' limits.
-func TestManyTypes(t *testing.T) {
+// manyTypes is a problem with twenty types, five of each kind, without a budget.
+func manyTypes(rate float64, limit int) *Problem {
 	p := rm2()
-	p.Objective, p.Rate, p.Budget = LeastCost, 1000, 0
+	p.Objective, p.Rate, p.Budget = LeastCost, rate, 0
 	types, latencies := p.Types, p.Models[0].Latencies
 	p.Types, p.Models[0].Latencies = nil, nil
 	for i := range 20 {
 		like := types[i%len(types)]
-		like.Name, like.Max = profiles.InstanceType(fmt.Sprint(like.Name, "-", i)), 1
+		like.Name, like.Max = profiles.InstanceType(fmt.Sprint(like.Name, "-", i)), limit
 		p.Types = append(p.Types, like)
 		p.Models[0].Latencies = append(p.Models[0].Latencies, latencies[i%len(latencies)])
 	}
+	return p
+}
+
+// TestManyTypes: without a budget, and with so many types that one instance of each is too
+// much to choose from, what is planned is within the types' limits.
+func TestManyTypes(t *testing.T) {
+	p := manyTypes(1000, 1)
 	r, err := Fluid{Top: 1}.Plan(t.Context(), p, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if c := r.Plans[0].Configuration; c.Count() == 0 || !p.Affordable(c) {
 		t.Errorf("%s, want at most one of each", p.Name(c))
+	}
+}
+
+// TestTypesThatAreAlike: types that are alike, or dearer and else alike, change neither what a fleet
+// costs nor how many of the types a search has to look at.
+func TestTypesThatAreAlike(t *testing.T) {
+	p, one := manyTypes(1000, 0), rm2()
+	one.Objective, one.Rate, one.Budget = LeastCost, 1000, 0
+	for i := len(one.Types); i < len(p.Types); i++ {
+		p.Types[i].Price *= 1 + float64(i%3)/100
+	}
+	want, err := Fluid{Top: 1}.Plan(t.Context(), one, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := Fluid{Top: 1}.Plan(t.Context(), p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := got.Plans[0].Price, want.Plans[0].Price; math.Abs(a-b) > 1e-3*b {
+		t.Errorf("$%v/hr with twenty types, $%v/hr with %d", a, b, len(one.Types))
+	}
+	a, err := analyse(p, staffing.SafeShare)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range p.Types {
+		if !a.isDominated(i) && i >= len(one.Types) {
+			t.Errorf("%s is looked at beside %s", p.Types[i].Name, p.Types[i%len(one.Types)].Name)
+		}
+	}
+	for i := range p.Types { // a limited type takes the place of no other
+		p.Types[i].Max = 1
+	}
+	if a, err = analyse(p, staffing.SafeShare); err != nil {
+		t.Fatal(err)
+	}
+	for i := range p.Types {
+		if a.isDominated(i) {
+			t.Errorf("%s is not looked at, and others are limited", p.Types[i].Name)
+		}
 	}
 }
 
