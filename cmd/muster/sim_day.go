@@ -55,17 +55,20 @@ and spot machines are taken back.
 --curve says how the load changes around --rate: daily, which rises from two sevenths
 at midnight to twelve sevenths at noon; flat; a CSV file with the columns hour and
 factor; or recorded queries, of which those of each minute count, as long as they last
-and then again. +6h after it makes it come six hours later, and NAME= before it says it
-of one model or family.
+and then again. A file of Azure Functions' invocations (of 2019 or 2021) or of Alibaba's
+recommendation services (gpu-v2025) is read as published; FILE#3 is the load of its third
+largest service alone. +6h after it makes it come six hours later, and NAME= before it
+says it of one model or family.
 
 Of each --speed seconds of the day one is simulated, with queries that take as long as
 they do. The leader counts the queries of the whole day. A day with 70 queries/s takes
 about ten seconds for each form.
 
 Forms of a fleet: joint, as above; renting, whose machines hold the best variant of
-each family; placement, a fixed fleet for the mean load with variants placed on it; and
-fixed, a fixed fleet for the peak that holds the best variants. The first is shown by
-hours, all of them side by side.
+each family; placement, a fixed fleet for the mean load with variants placed on it;
+tracking, as many machines of one type as an autoscaler has that keeps them busy for
+60 % of their time; and fixed, a fixed fleet for the peak. The last two hold the best
+variants. The first is shown by hours, all of them side by side.
 
 A fault is as in "muster sim faults", at a time of the day. Only the machines of --keep
 may lead.

@@ -110,7 +110,7 @@ func TestSimBadInput(t *testing.T) {
 		"day --model rm2 --rate 5 --curve ncf=flat --fleet " + dir +
 			"/fleet.yaml": `no model or family is called "ncf"`,
 		"day --model rm2 --rate 5 --forms best --fleet " + dir +
-			"/fleet.yaml": "joint, renting, placement, fixed",
+			"/fleet.yaml": "joint, renting, placement, tracking, fixed",
 		"day --model rm2 --rate 5 --speed 0 --fleet " + dir + "/fleet.yaml": "want 1..10000",
 		"day --model rm2 --rate 5 --duration 1m --fleet " + dir +
 			"/fleet.yaml": "the day has 1m0s",

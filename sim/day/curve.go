@@ -49,8 +49,9 @@ func Daily() *Curve {
 func Flat() *Curve { return &Curve{points: []point{{0, 1}}, length: Length} }
 
 // ParseCurve reads "daily", "flat", or the path of a file, with "+DURATION" after it for a curve
-// that comes later by that. The file is a CSV file as [ReadCurve] reads it, or any other of which
-// countRecorded returns how many queries arrive in each minute.
+// that comes later by that. The file is a CSV file as [ReadCurve] reads it, a public record of many
+// services (publicFormats), of which "#RANK" after the path takes the one with the RANK-th largest
+// load, or any other of which countRecorded returns how many queries arrive in each minute.
 func ParseCurve(text string, countRecorded func(path string) ([]float64, error)) (*Curve, error) {
 	name, later, shifted := strings.Cut(text, "+")
 	var c *Curve
@@ -60,35 +61,61 @@ func ParseCurve(text string, countRecorded func(path string) ([]float64, error))
 	case "flat":
 		c = Flat()
 	default:
-		f, err := os.Open(name)
-		if err != nil {
-			return nil, fmt.Errorf("curve %q: want daily, flat, a CSV file with the columns hour "+
-				"and factor, or recorded queries: %w", text, err)
-		}
-		defer f.Close()
-		b := bufio.NewReader(f)
-		if start, _ := b.Peek(len("hour")); string(start) == "hour" {
-			c, err = ReadCurve(name, b)
-		} else {
-			var counts []float64
-			if counts, err = countRecorded(name); err == nil {
-				c, err = recorded(name, counts)
-			}
-		}
+		var err error
+		c, err = readCurveFile(text, name, countRecorded)
 		if err != nil {
 			return nil, err
 		}
 	}
 	if shifted {
 		d, err := time.ParseDuration(later)
-		if err != nil || d < 0 || d >= Length {
-			return nil, fmt.Errorf("curve %q: got +%s, want a time below a day, e.g. +6h", text,
-				later)
+		if most := max(Length, c.length); err != nil || d < 0 || d >= most {
+			return nil, fmt.Errorf("curve %q: got +%s, want a time below %v, e.g. +6h", text, later,
+				most)
 		}
 		d %= c.length
 		c.shift = d
 	}
 	return c, nil
+}
+
+// readCurveFile reads the curve of a file, which text names.
+func readCurveFile(text, name string, countRecorded func(path string) ([]float64, error)) (*Curve,
+	error) {
+	path, rank, ranked := strings.Cut(name, "#")
+	service := 0
+	if ranked {
+		var err error
+		if service, err = strconv.Atoi(rank); err != nil || service < 1 {
+			return nil, fmt.Errorf("curve %q: got #%s, want the rank of a service, from #1", text, rank)
+		}
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("curve %q: want daily, flat, a CSV file with the columns hour and "+
+			"factor, recorded queries, or a public record of services: %w", text, err)
+	}
+	defer f.Close()
+	b := bufio.NewReader(f)
+	if start, _ := b.Peek(len("hour")); string(start) == "hour" && !ranked {
+		return ReadCurve(name, b)
+	}
+	if format := formatOf(b); format != nil {
+		counts, err := countServices(format, b, service)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		return recorded(name, counts)
+	}
+	if ranked {
+		return nil, fmt.Errorf("curve %q: %s is no public record of services, of which #%d would be one",
+			text, path, service)
+	}
+	counts, err := countRecorded(path)
+	if err != nil {
+		return nil, err
+	}
+	return recorded(name, counts)
 }
 
 // ReadCurve reads a CSV file with the columns hour, which rises from 0 up to below 24, and factor,

@@ -10,11 +10,13 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
 
 	"github.com/muster-serve/muster/leader/rent"
+	"github.com/muster-serve/muster/leader/rent/choose"
 	"github.com/muster-serve/muster/profiles"
 	"github.com/muster-serve/muster/profiles/workload"
 	"github.com/muster-serve/muster/sim"
@@ -31,12 +33,15 @@ const (
 	Renting = "renting"
 	// Placement: a fixed fleet, planned for the mean load, whose leader places variants.
 	Placement = "placement"
+	// Tracking: machines of one type, as many as keep [trackedShare] of their time busy, as an
+	// autoscaler has it. They hold the best variants.
+	Tracking = "tracking"
 	// Fixed: a fixed fleet, planned for the peak, whose machines hold the best variants.
 	Fixed = "fixed"
 )
 
 // Forms are all of them.
-func Forms() []string { return []string{Joint, Renting, Placement, Fixed} }
+func Forms() []string { return []string{Joint, Renting, Placement, Tracking, Fixed} }
 
 // A Config describes a day.
 type Config struct {
@@ -105,6 +110,12 @@ func (c *Config) Run(ctx context.Context, form string, progress func(at time.Dur
 	case Renting:
 	case Placement:
 		place, fixedFor = true, c.Sim.Rate
+	case Tracking:
+		var err error
+		if its.Tracking, its.Fixed, err = c.tracking(&its); err != nil {
+			return nil, err
+		}
+		out.Fleet = its.Tracking.Kind.String()
 	case Fixed:
 		fixedFor = c.peak()
 	default:
@@ -114,17 +125,16 @@ func (c *Config) Run(ctx context.Context, form string, progress func(at time.Dur
 		cfg.Models = bestOnly(cfg.Models)
 	}
 	if fixedFor > 0 {
-		var families []renting.Family
-		for i := range cfg.Models {
-			families = append(families, cfg.Models[i].RentingFamily())
-		}
 		var err error
-		if its.Fixed, err = its.FixedFor(families, c.foreign(), fixedFor); err != nil {
+		if its.Fixed, err = its.FixedFor(rentingFamilies(cfg.Models), c.foreign(), fixedFor); err != nil {
 			return nil, err
 		}
 		out.Fleet = renting.Text(its.Fixed)
 	}
 	cfg.Pool = c.places(its.Fixed)
+	if t := its.Tracking; t != nil {
+		cfg.Pool = c.places(map[rent.Kind]int{t.Kind: t.Most})
+	}
 	if place {
 		placing := c.Place
 		placing.Speed = its.Speed
@@ -149,6 +159,54 @@ func (c *Config) Run(ctx context.Context, form string, progress func(at time.Dur
 		}
 	}
 	return out, nil
+}
+
+// rentingFamilies are those of models, as the leader plans for them.
+func rentingFamilies(models []sim.Model) (all []renting.Family) {
+	for i := range models {
+		all = append(all, models[i].RentingFamily())
+	}
+	return all
+}
+
+// trackedShare is the share of their time in which an autoscaler's machines run queries: 60 to 70 %
+// is what their documentation advises for services with a latency target.
+const trackedShare = 0.6
+
+// tracking is the autoscaler of the type that costs least for the peak, and what it starts with. Only
+// the limit of the price bounds how many there are: the limits by type are for fleets of several.
+func (c *Config) tracking(its *renting.Config) (*renting.Tracking, map[rent.Kind]int, error) {
+	best, least := (*renting.Tracking)(nil), math.Inf(1)
+	var start map[rent.Kind]int
+	models := rentingFamilies(bestOnly(c.Sim.Models))
+	for _, kind := range slices.SortedFunc(maps.Keys(its.Prices), rent.Kind.Compare) {
+		price := its.Prices[kind]
+		if kind.Market != rent.OnDemand || !(price > 0) {
+			continue
+		}
+		one := *its
+		one.Prices = map[rent.Kind]float64{kind: price}
+		one.Choose.Types = map[profiles.InstanceType]choose.Limits{kind.Type: {}}
+		one.Choose.Spare, one.Choose.SpotShare = 0, 0
+		peak, err := one.FixedFor(models, nil, c.peak())
+		if err != nil || peak[kind] == 0 || price*float64(peak[kind]) >= least {
+			continue
+		}
+		mean, err := one.FixedFor(models, nil, c.Sim.Rate)
+		if err != nil {
+			continue
+		}
+		least, start = price*float64(peak[kind]), mean
+		best = &renting.Tracking{
+			Kind: kind, Share: trackedShare, Least: 1,
+			Most: min(int(its.Choose.MaxPrice/price), maxRented),
+		}
+	}
+	if best == nil {
+		return nil, nil, fmt.Errorf("form %s: no type alone serves the peak of %.1f queries/s for %.2f "+
+			"$/hr, want another max_price_usd_per_hour or type", Tracking, c.peak(), its.Choose.MaxPrice)
+	}
+	return best, start, nil
 }
 
 // sortFaults sorts faults by their times.

@@ -80,6 +80,9 @@ func (r *Result) describe() string {
 		return "renting: machines are rented, and hold the best variants"
 	case Placement:
 		return "placement: a fixed fleet for the mean load, " + r.Fleet + ", and variants placed on it"
+	case Tracking:
+		return "tracking: as many of " + r.Fleet + " as an autoscaler has, which keeps them busy for " +
+			"60 % of their time; they hold the best variants"
 	}
 	return "fixed: a fixed fleet for the peak, " + r.Fleet + ", that holds the best variants"
 }

@@ -26,6 +26,8 @@ type Config struct {
 	Prices map[rent.Kind]float64
 	// Fixed, if not nil, is what is rented all the time: nothing is chosen.
 	Fixed map[rent.Kind]int
+	// Tracking, if not nil, says what is rented in place of a plan. It starts with Fixed.
+	Tracking *Tracking
 	// Speed is how many seconds of the day pass in a second of the run, at least 1. Queries take as
 	// long as they do, so that a run has a sample of the day's queries.
 	Speed float64

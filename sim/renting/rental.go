@@ -55,6 +55,8 @@ type Rental struct {
 	windows []window
 	busy    []time.Duration // by lane, as of now
 	ends    [][]end         // by family, of the last minute
+	tracker tracker
+	rented  trackedUse // since its last step
 }
 
 // An end is how a query ended, and when.
@@ -129,7 +131,7 @@ func (r *Rental) decide() error {
 	if r.now-r.began < settledAfter {
 		return nil
 	}
-	changes, err := r.plan()
+	changes, err := r.plan(rate)
 	if err != nil {
 		return err
 	}
@@ -140,7 +142,7 @@ func (r *Rental) decide() error {
 		return nil
 	}
 	needed, lasts := r.chooser.Needed(r.now)
-	if r.cfg.Fixed != nil {
+	if r.isUnplanned() {
 		needed = 0
 	}
 	seen := rent.Seen{
@@ -168,6 +170,9 @@ func (r *Rental) decide() error {
 	}
 	return nil
 }
+
+// isUnplanned reports whether no plan says what is rented.
+func (r *Rental) isUnplanned() bool { return r.cfg.Fixed != nil || r.cfg.Tracking != nil }
 
 // countArrivals is the rate that the leader counts since the last step, in queries/s.
 func (r *Rental) countArrivals() float64 {
@@ -232,14 +237,17 @@ func (r *Rental) act(a rent.Action) {
 }
 
 // plan looks whether another fleet is to be desired, as agent/rent does it, and reports whether it
-// is.
-func (r *Rental) plan() (changes bool, err error) {
+// is. rate is that of the last step, in queries/s.
+func (r *Rental) plan(rate float64) (changes bool, err error) {
 	if r.serves == nil {
 		capacity, err := choose.NewCapacity(&choose.Fleet{Problem: r.problem()})
 		if err != nil {
 			return false, err
 		}
 		r.serves = capacity.SafeRate
+	}
+	if r.cfg.Tracking != nil {
+		return r.track(rate), nil
 	}
 	if r.cfg.Fixed != nil {
 		return false, nil

@@ -85,6 +85,14 @@ func (r *Rental) account(now time.Duration) {
 		if w != nil {
 			w.busy += took.Hours() * r.cfg.Speed
 		}
+		if !r.lanes[i].Kept {
+			r.rented.busy += took.Seconds() * r.cfg.Speed
+		}
+	}
+	for _, m := range r.machines {
+		if m.State == rent.Running {
+			r.rented.machines += (now - r.now).Seconds()
+		}
 	}
 	if w == nil {
 		return
