@@ -132,16 +132,21 @@ func (r *Renter) Failed(slot Slot, f Failure, why string, now time.Duration) {
 	case OverQuota:
 		r.avoidKind(slot.Kind, r.policy.Quota, r.policy.Quota, why, now)
 	case Denied:
-		r.backing, r.refusal = now+r.policy.Denied, why
+		r.backOff(r.policy.Denied, why, now)
 	case Spent:
 		r.noteUsed(slot)
 	case Throttled, Unknown:
 		if f == Unknown {
 			r.unsure[slot] = now
 		}
-		r.wait = min(max(2*r.wait, r.policy.Backoff), r.policy.MaxBackoff)
-		r.backing, r.refusal = now+r.wait, why
+		r.backOff(r.policy.MaxBackoff, why, now)
 	}
+}
+
+// backOff makes no launch for a time that doubles.
+func (r *Renter) backOff(most time.Duration, why string, now time.Duration) {
+	r.wait = min(max(2*r.wait, r.policy.Backoff), most)
+	r.backing, r.refusal = now+r.wait, why
 }
 
 // noteUsed notes that the next instance in the slot's place is of a later generation.

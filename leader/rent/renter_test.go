@@ -164,15 +164,15 @@ func TestShort(t *testing.T) {
 	}
 }
 
-// TestRefusals: without rights nothing is launched for a while, with a quota used up nothing of the
-// kind; after calls that give nothing the wait doubles.
+// TestRefusals: without rights, and after calls that give nothing, nothing is launched for a while,
+// with a quota used up nothing of the kind.
 func TestRefusals(t *testing.T) {
 	for _, tt := range []struct {
 		failure Failure
 		reason  Reason
 		wait    time.Duration
 	}{
-		{Denied, Refused, 10 * time.Minute}, {OverQuota, Short, time.Hour},
+		{Denied, Refused, 30 * time.Second}, {OverQuota, Short, time.Hour},
 		{Throttled, Refused, 30 * time.Second}, {Unknown, Refused, 30 * time.Second},
 	} {
 		r := New(policyOf(6), 0)
@@ -190,6 +190,28 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%v: then %+v, want the same slot", tt.failure, again)
 		}
 	}
+}
+
+// TestRefusalsStay: a refusal that stays is heard again after a wait that doubles, up to ten minutes,
+// and after a launch that succeeds the next one waits as briefly as the first.
+func TestRefusalsStay(t *testing.T) {
+	r := New(policyOf(6), 0)
+	s := situation(map[Kind]int{small: 1})
+	refuse := func(want time.Duration) {
+		t.Helper()
+		r.Failed(r.Step(s).Actions[0].Slot, Denied, "no rights", s.Now)
+		if held := r.Step(s).Held; len(held) != 1 || held[0].For != want {
+			t.Fatalf("held %+v, want for %v", held, want)
+		}
+		s.Now += want
+	}
+	for _, seconds := range []time.Duration{30, 60, 120, 240, 480, 600, 600} {
+		refuse(seconds * time.Second)
+	}
+	slot := r.Step(s).Actions[0].Slot
+	r.Launched(slot, Instance{ID: "i-1", State: Pending}, s.Now)
+	s.Desired.Counts = map[Kind]int{small: 2}
+	refuse(30 * time.Second)
 }
 
 // TestUnansweredCounts: what may have been launched is paid for until it is known.

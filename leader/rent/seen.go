@@ -76,8 +76,10 @@ type Policy struct {
 	// Forget is how long an instance that was launched, or may have been, counts unlisted.
 	Forget time.Duration
 	// A kind of which the provider has none is left alone for Shortage, twice as long each time, up
-	// to MaxShortage; one whose quota is used up for Quota; all of them after a refusal for Denied,
-	// and after other errors for Backoff, twice as long each time, up to MaxBackoff.
+	// to MaxShortage; one whose quota is used up for Quota; all of them after a refusal or another
+	// error for Backoff, twice as long each time, up to Denied after a refusal and else to MaxBackoff.
+	// Most refusals stay until a person acts, but some are gone in a second: an API server that has
+	// just started knows no rights yet.
 	Shortage, MaxShortage, Quota, Denied, Backoff, MaxBackoff time.Duration
 	// Launches are how many instances may start at once, Drains how many of those that serve may be
 	// drained at once: a share of all, but one at least.
