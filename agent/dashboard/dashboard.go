@@ -63,6 +63,7 @@ func New(config Config) *Dashboard {
 	d.mux.HandleFunc("GET "+api+"stream", d.serveStream)
 	d.mux.HandleFunc("GET "+api+"events", d.serveEvents)
 	d.mux.HandleFunc("GET "+api+"profiles", d.serveProfiles)
+	d.mux.HandleFunc("GET "+api+"why", d.serveWhy)
 	d.mux.HandleFunc("GET "+api+"plan", d.servePlan)
 	d.mux.HandleFunc("GET "+api+"fleet", d.serveFleet)
 	d.mux.HandleFunc("POST "+api+"fleet", d.serveApproval)

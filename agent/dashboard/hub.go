@@ -84,9 +84,10 @@ type Hub struct {
 	fleet    *control.Fleet // the last one; nil: none
 	plan     *control.Plan
 	planAt   time.Time
-	last     uint64    // the last second; 0: none
-	lastAt   time.Time // when it came
-	ledAt    time.Time // when a leader's beat came
+	last     uint64                 // the last second; 0: none
+	lastAt   time.Time              // when it came
+	ledAt    time.Time              // when a leader's beat came
+	missed   *control.MissedQueries // of the last beat; nil: not known
 	events   []*control.Event
 	newest   map[string]uint64 // by agent: the sequence number of its newest event
 	untold   []*control.Event  // those of the next beat that this agent makes
@@ -174,7 +175,7 @@ func (h *Hub) deliverNew(m *control.PulseMessage, own bool) error {
 		if second <= h.last || second > farSecond {
 			b = nil // somebody else has told of this second
 		} else {
-			h.last, h.lastAt = second, now
+			h.last, h.lastAt, h.missed = second, now, b.GetMissed()
 			h.rings.add(rowOf(b.Row))
 			if !own {
 				b.Events = slices.DeleteFunc(b.Events,
@@ -362,6 +363,14 @@ func (h *Hub) Described() *control.Fleet {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.fleet
+}
+
+// missedQueries returns why queries of the minute before the last beat were late, nil if that is not
+// known, and the beat's fleet.
+func (h *Hub) missedQueries() (*control.MissedQueries, *control.Fleet) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.missed, h.fleet
 }
 
 // Run follows the leader while that is needed, and tells it this agent's events, until ctx ends.

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/lateness"
 	"github.com/muster-serve/muster/api/names"
 )
 
@@ -121,8 +122,10 @@ type fleetJSON struct {
 	Agents     []agentJSON  `json:"agents"`
 }
 
+// Shown is a name for people, here and below; the page and its data know things by Name.
 type typeJSON struct {
 	Name   string `json:"name"`
+	Shown  string `json:"shown"`
 	Price  number `json:"price"`
 	Agents int    `json:"agents"`
 }
@@ -144,6 +147,7 @@ type familyJSON struct {
 
 type agentJSON struct {
 	Name     string `json:"name"`
+	Shown    string `json:"shown"`
 	Type     uint32 `json:"type"`
 	Address  string `json:"address"`
 	Lanes    uint32 `json:"lanes"`
@@ -158,7 +162,7 @@ type agentJSON struct {
 }
 
 func fleetOf(f *control.Fleet, c viewerClass) *fleetJSON {
-	at := c.visibleIndices(f)
+	at, shown := c.visibleIndices(f), f.ShownNames()
 	out := &fleetJSON{
 		Revision: f.GetRevision(), Epoch: f.GetLeadership().GetEpoch(), Leader: -1, Successor: -1,
 		Leaderless: f.GetLeaderless() != "", Why: f.GetLeaderless(), Types: []typeJSON{},
@@ -166,7 +170,7 @@ func fleetOf(f *control.Fleet, c viewerClass) *fleetJSON {
 	}
 	for _, t := range f.GetTypes() {
 		out.Types = append(out.Types, typeJSON{Name: t.GetName(),
-			Price: unknownIfZero(t.GetPrice())})
+			Shown: shown.Type(t.GetName()), Price: unknownIfZero(t.GetPrice())})
 	}
 	families := map[string]int{}
 	for i, m := range f.GetModels() {
@@ -214,7 +218,8 @@ func fleetOf(f *control.Fleet, c viewerClass) *fleetJSON {
 			}
 		}
 		out.Agents = append(out.Agents, agentJSON{
-			Name: a.GetName(), Type: a.GetType(), Address: a.GetAddress(), Lanes: a.GetLanes(),
+			Name: a.GetName(), Shown: shown.Agent(a.GetName()), Type: a.GetType(),
+			Address: a.GetAddress(), Lanes: a.GetLanes(),
 			Cores: a.GetCores(), Provider: a.GetProvider(), Executor: a.GetExecutor(),
 			Draining: a.GetDraining(), Factor: unknownIfZero(a.GetFactor()),
 			Software: a.GetSoftware(),
@@ -287,7 +292,7 @@ func beatOf(b *control.Beat, f *control.Fleet, c viewerClass) *beatJSON {
 		Answered: r.GetAnswered(), Late: r.GetLate(), Failed: r.GetFailed(),
 		Within: number(b.GetWithin()), Busy: number(r.GetBusy()), Models: []modelBeatJSON{},
 		Heat: []heatJSON{}, Shots: [][4]int{}, ShotWeight: b.GetShotWeight(),
-		Why: whyLate(b.GetMissed(), f, c),
+		Why: visibleMissed(b.GetMissed(), f, c).Sentence(3),
 	}
 	rows := map[string]*control.ModelRow{}
 	for _, m := range r.GetModels() {
@@ -341,10 +346,11 @@ func beatOf(b *control.Beat, f *control.Fleet, c viewerClass) *beatJSON {
 	return out
 }
 
-// whyLate says why queries of the models that the class may see were late.
-func whyLate(m *control.MissedQueries, f *control.Fleet, c viewerClass) string {
+// visibleMissed says why queries of the models that the class may see were late, with the agents'
+// names for people. It is of no query if that is not known.
+func visibleMissed(m *control.MissedQueries, f *control.Fleet, c viewerClass) *lateness.Summary {
 	if m == nil {
-		return ""
+		return &lateness.Summary{}
 	}
 	if !c.all {
 		sees := map[string]bool{}
@@ -355,7 +361,11 @@ func whyLate(m *control.MissedQueries, f *control.Fleet, c viewerClass) string {
 		}
 		m = m.Visible(func(model string) bool { return sees[model] })
 	}
-	return m.Summary().Sentence(3)
+	s, shown := m.Summary(), f.ShownNames()
+	for i := range s.Missed {
+		s.Missed[i].Agent = shown.Agent(s.Missed[i].Agent)
+	}
+	return s
 }
 
 type historyJSON struct {

@@ -143,10 +143,13 @@ func BenchmarkBeat(b *testing.B) {
 
 // TestWhyLate: the page says why queries are late, of the models that a viewer may see.
 func TestWhyLate(t *testing.T) {
-	f := &control.Fleet{Models: []*control.FleetModel{{Name: "ncf"}, {Name: "wnd"}}}
+	f := &control.Fleet{
+		Models: []*control.FleetModel{{Name: "ncf"}, {Name: "wnd"}},
+		Agents: []*control.FleetAgent{{Name: "host-3f1c", DisplayName: "vm-2"}},
+	}
 	m := &control.MissedQueries{
 		Missed: []*control.Missed{
-			{Model: "ncf", Cause: "cpu", Agent: "vm-2", Count: 24},
+			{Model: "ncf", Cause: "cpu", Agent: "host-3f1c", Count: 24},
 			{Model: "wnd", Cause: "lane", Count: 7}, {Cause: "rights", Count: 1},
 		},
 		Ended: []*control.EndedQueries{{Model: "ncf", Count: 900}, {Model: "wnd", Count: 100}},
@@ -159,11 +162,11 @@ func TestWhyLate(t *testing.T) {
 		{viewerClass{models: "01"}, "7.0 % late: waited for a lane"},
 		{viewerClass{models: "00"}, ""},
 	} {
-		if got := whyLate(m, f, c.class); got != c.want {
+		if got := visibleMissed(m, f, c.class).Sentence(3); got != c.want {
 			t.Errorf("%+v: %q, want %q", c.class, got, c.want)
 		}
 	}
-	if got := whyLate(nil, f, viewerClass{all: true}); got != "" {
+	if got := visibleMissed(nil, f, viewerClass{all: true}).Sentence(3); got != "" {
 		t.Errorf("of an older leader: %q, want nothing", got)
 	}
 }

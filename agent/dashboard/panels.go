@@ -156,6 +156,19 @@ func (d *Dashboard) profilesOf(view *control.View, m *control.FleetModel) (
 	return all
 }
 
+// serveWhy serves GET /dashboard/api/why: why queries of the last minute were late, of one model or of
+// all that the caller may query. It is of the last beat, which an agent has while a page is open.
+func (d *Dashboard) serveWhy(w http.ResponseWriter, req *http.Request) {
+	model, sees := req.URL.Query().Get("model"), d.visibilityOf(req.Context())
+	if model != "" && !sees(model) {
+		writeError(w, http.StatusForbidden, "this client may not query the model")
+		return
+	}
+	missed, fleet := d.hub.missedQueries()
+	of := visibleMissed(missed, fleet, classOf(fleet, sees, false)).Of(model)
+	writeJSON(w, of.Report())
+}
+
 type planJSON struct {
 	Number      uint64      `json:"number"`
 	State       string      `json:"state"` // "": there is no plan, or it is an older leader's

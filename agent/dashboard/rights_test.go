@@ -69,7 +69,8 @@ func TestRights(t *testing.T) {
 			for path, want := range map[string]int{
 				"": 200, "index.html": 200, "api/session": 200, "api/events": tt.events,
 				"api/plan": tt.plan, "api/fleet": tt.plan, "api/profiles?model=ncf": tt.ours,
-				"api/profiles?model=secret": tt.secret,
+				"api/profiles?model=secret": tt.secret, "api/why": tt.stream,
+				"api/why?model=ncf": tt.ours, "api/why?model=secret": tt.secret,
 			} {
 				r := get(t, d, Path+path, header...)
 				if r.StatusCode != want {

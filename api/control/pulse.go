@@ -152,7 +152,7 @@ func NewFleet(v *View, factors, paid map[string]float64) *Fleet {
 			Lanes: min(m.GetLanes(), MostFleetLanes-lanes), Cores: m.GetCores(),
 			Provider: m.GetProvider(), Executor: m.GetExecutor(), Software: m.GetSoftware(),
 			Draining: m.GetDraining(), Factor: factors[m.GetName()],
-			Price: price(m),
+			Price: price(m), DisplayName: m.GetDisplayName(),
 		}
 		lanes += a.Lanes
 		for _, held := range m.GetModels() {

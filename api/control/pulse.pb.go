@@ -394,9 +394,10 @@ type FleetAgent struct {
 	Executor      string                 `protobuf:"bytes,7,opt,name=executor,proto3" json:"executor,omitempty"`
 	Software      string                 `protobuf:"bytes,8,opt,name=software,proto3" json:"software,omitempty"`
 	Draining      bool                   `protobuf:"varint,9,opt,name=draining,proto3" json:"draining,omitempty"`
-	Factor        float64                `protobuf:"fixed64,10,opt,name=factor,proto3" json:"factor,omitempty"`       // 0: unknown
-	Price         float64                `protobuf:"fixed64,11,opt,name=price,proto3" json:"price,omitempty"`         // $/hour; 0: not known
-	Models        []uint32               `protobuf:"varint,12,rep,packed,name=models,proto3" json:"models,omitempty"` // that it holds
+	Factor        float64                `protobuf:"fixed64,10,opt,name=factor,proto3" json:"factor,omitempty"`                            // 0: unknown
+	Price         float64                `protobuf:"fixed64,11,opt,name=price,proto3" json:"price,omitempty"`                              // $/hour; 0: not known
+	Models        []uint32               `protobuf:"varint,12,rep,packed,name=models,proto3" json:"models,omitempty"`                      // that it holds
+	DisplayName   string                 `protobuf:"bytes,13,opt,name=display_name,json=displayName,proto3" json:"display_name,omitempty"` // for people; see Member; "" from leaders of before
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -513,6 +514,13 @@ func (x *FleetAgent) GetModels() []uint32 {
 		return x.Models
 	}
 	return nil
+}
+
+func (x *FleetAgent) GetDisplayName() string {
+	if x != nil {
+		return x.DisplayName
+	}
+	return ""
 }
 
 // A Row sums up one second, or one minute. A number that is not known is NaN.
@@ -1119,7 +1127,7 @@ const file_control_pulse_proto_rawDesc = "" +
 	"\x0eqos_percentile\x18\x04 \x01(\x01R\rqosPercentile\x12,\n" +
 	"\x12largest_batch_size\x18\x05 \x01(\rR\x10largestBatchSize\x12\x16\n" +
 	"\x06family\x18\x06 \x01(\tR\x06family\x12\x1a\n" +
-	"\baccuracy\x18\a \x01(\x01R\baccuracy\"\xb0\x02\n" +
+	"\baccuracy\x18\a \x01(\x01R\baccuracy\"\xd3\x02\n" +
 	"\n" +
 	"FleetAgent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
@@ -1134,7 +1142,8 @@ const file_control_pulse_proto_rawDesc = "" +
 	"\x06factor\x18\n" +
 	" \x01(\x01R\x06factor\x12\x14\n" +
 	"\x05price\x18\v \x01(\x01R\x05price\x12\x16\n" +
-	"\x06models\x18\f \x03(\rR\x06models\"\xdf\x02\n" +
+	"\x06models\x18\f \x03(\rR\x06models\x12!\n" +
+	"\fdisplay_name\x18\r \x01(\tR\vdisplayName\"\xdf\x02\n" +
 	"\x03Row\x12\x16\n" +
 	"\x06second\x18\x01 \x01(\x04R\x06second\x12\x14\n" +
 	"\x05beats\x18\x02 \x01(\rR\x05beats\x12\x12\n" +

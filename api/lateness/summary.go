@@ -169,3 +169,37 @@ func formatPeriod(d time.Duration) string {
 	}
 	return fmt.Sprintf("%ds", int(d.Seconds()))
 }
+
+// A Report is a summary as programs read it: `muster why --json` and the dashboard.
+type Report struct {
+	LastSeconds float64       `json:"last_seconds"`
+	Ended       uint64        `json:"queries"`
+	Missed      uint64        `json:"late"`
+	Sentence    string        `json:"sentence"`
+	Causes      []CauseReport `json:"causes"` // the most frequent first
+}
+
+// A CauseReport is a cause in a [Report].
+type CauseReport struct {
+	Cause    string  `json:"cause"`
+	Agent    string  `json:"agent,omitempty"`
+	Queries  uint64  `json:"queries"`
+	MeanMs   float64 `json:"mean_ms,omitempty"`
+	Short    string  `json:"short"`
+	Evidence string  `json:"evidence,omitempty"`
+	Remedy   string  `json:"remedy"`
+}
+
+// Report returns the summary as a report.
+func (s *Summary) Report() Report {
+	r := Report{LastSeconds: s.Last.Seconds(), Sentence: s.Sentence(3), Causes: []CauseReport{}}
+	r.Ended, r.Missed = s.Total()
+	for _, c := range s.Causes() {
+		r.Causes = append(r.Causes, CauseReport{
+			Cause: string(c.Cause), Agent: c.Agent, Queries: c.Count,
+			MeanMs: float64(c.Mean()) / float64(time.Millisecond), Short: c.Cause.Short(c.Agent),
+			Evidence: c.Cause.Evidence(c.Mean()), Remedy: c.Cause.Remedy(c.Agent),
+		})
+	}
+	return r
+}

@@ -60,7 +60,7 @@ The exit status is 0, whatever is found.`,
 			}
 			of := summary.Of(strings.Join(args, ""))
 			if asJSON {
-				return terminal.PrintJSON(cmd.OutOrStdout(), newWhyReport(&of))
+				return terminal.PrintJSON(cmd.OutOrStdout(), of.Report())
 			}
 			for _, line := range of.Explain() {
 				if _, err := fmt.Fprintln(cmd.OutOrStdout(), line); err != nil {
@@ -74,36 +74,4 @@ The exit status is 0, whatever is found.`,
 	cmd.Flags().DurationVar(&last, "last", time.Minute, "the time to look back, up to 15m")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print as JSON")
 	return cmd
-}
-
-// A whyReport is the form of `muster why --json`.
-type whyReport struct {
-	LastSeconds float64    `json:"last_seconds"`
-	Ended       uint64     `json:"queries"`
-	Missed      uint64     `json:"late"`
-	Sentence    string     `json:"sentence"`
-	Causes      []whyCause `json:"causes"`
-}
-
-type whyCause struct {
-	Cause    string  `json:"cause"`
-	Agent    string  `json:"agent,omitempty"`
-	Queries  uint64  `json:"queries"`
-	MeanMs   float64 `json:"mean_ms,omitempty"`
-	Short    string  `json:"short"`
-	Evidence string  `json:"evidence,omitempty"`
-	Remedy   string  `json:"remedy"`
-}
-
-func newWhyReport(s *lateness.Summary) *whyReport {
-	r := &whyReport{LastSeconds: s.Last.Seconds(), Sentence: s.Sentence(3), Causes: []whyCause{}}
-	r.Ended, r.Missed = s.Total()
-	for _, c := range s.Causes() {
-		r.Causes = append(r.Causes, whyCause{
-			Cause: string(c.Cause), Agent: c.Agent, Queries: c.Count,
-			MeanMs: float64(c.Mean()) / float64(time.Millisecond), Short: c.Cause.Short(c.Agent),
-			Evidence: c.Cause.Evidence(c.Mean()), Remedy: c.Cause.Remedy(c.Agent),
-		})
-	}
-	return r
 }

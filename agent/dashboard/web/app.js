@@ -6,10 +6,12 @@ import { Fleet } from "./fleet.js";
 import { count, dollars, percent, span, wanted } from "./format.js";
 import { Matching } from "./matching.js";
 import { forgetColours } from "./paint.js";
+import { keyOf, One } from "./one.js";
 import { Events, Families, Models, Money, Profiles } from "./panels.js";
 import { curl, infer } from "./sample.js";
-import { coarser, sentence, State } from "./state.js";
+import { agentName, coarser, sentence, State } from "./state.js";
 import { said, Stream } from "./stream.js";
+import { Why } from "./why.js";
 
 const state = new State();
 const reduced = matchMedia("(prefers-reduced-motion: reduce)");
@@ -21,6 +23,7 @@ let reason = "";
 
 const view = {
   range: "10 min",
+  model: "", // the key of the model that the page is of; "": it is of the fleet
   may: null,
   get still() { return asked.has("still") || reduced.matches; },
   // now is the time of the right edge, in seconds as beats count them.
@@ -30,12 +33,13 @@ const view = {
   },
   wall() { return Math.max(this.now(), state.events[0]?.at ?? 0); },
   events: () => panels.events.marks(),
-  fleetRoom: () => 392,
   inTime: (key, type) => panels.profiles.inTime(key, type),
   panelTable,
 };
 
 const panels = {
+  one: new One(state, view),
+  why: new Why(state, view),
   fleet: new Fleet(state, view),
   matching: new Matching(state, view),
   models: new Models(state, view),
@@ -76,12 +80,15 @@ for (const panel of document.querySelectorAll("[data-panel]")) {
   tables.set(panel.dataset.panel, t);
 }
 
-const rangeChoice = choices(byId("ranges"), (key) => {
+const rangeChoices = ["ranges", "oneranges"].map((id) => choices(byId(id), (key) => {
   view.range = key;
+  setRanges();
   rate?.show();
+  panels.one.show();
   panelTable("load", loadTable);
-});
-rangeChoice.set(Object.keys(ranges).map((r) => [r, r, "The last " + r]), view.range);
+}));
+const setRanges = () => rangeChoices.forEach((c) => c.set(Object.keys(ranges).map((r) => [r, r, "The last " + r]), view.range));
+setRanges();
 
 // hero shows the sentence and the four figures.
 function hero() {
@@ -92,7 +99,7 @@ function hero() {
   say(byId("number"), unknownLimit ? count(beat.rate) : s.number);
   byId("number").className = (s.long ? "words " : "") + s.level;
   say(byId("rest"), (unknownLimit ? "queries a second; " : "") + s.words);
-  document.title = (s.long ? s.number : (unknownLimit ? count(beat.rate) + "/s" : s.number)) + " · Muster";
+  if (!view.model) document.title = (s.long ? s.number : (unknownLimit ? count(beat.rate) + "/s" : s.number)) + " · Muster";
   const gauge = byId("gauge");
   gauge.className = "gauge " + s.level;
   byId("fill").style.width = 100 * Math.min(1, s.share ?? 0) + "%";
@@ -109,8 +116,8 @@ function hero() {
     hero.under = key;
     byId("under").replaceChildren(...under.map(([n, words]) => el("span", {}, el("b", {}, n), words)));
   }
-  say(byId("why"), beat.why ?? "");
-  byId("why").hidden = !beat.why;
+  say(byId("whyline").firstElementChild, beat.why ?? "");
+  byId("whyline").hidden = !beat.why;
   // 99 of every 100 by most models' word; the least is what the figure is held against.
   const least = Math.min(...fleet.models.map((m) => m.percentile).filter((p) => p > 0), 1);
   say(byId("ontime"), percent(beat.within, 2));
@@ -120,8 +127,13 @@ function hero() {
   say(byId("waitinglate"), beat.waiting_late > 0 ? count(beat.waiting_late) + " late" : beat.waiting === null ? "" : "none late");
   byId("waitinglate").className = beat.waiting_late > 0 ? "bad" : "";
   const priced = beat.price > 0;
-  say(byId("cost"), priced ? dollars(beat.price) : "–");
-  say(byId("costof"), priced ? "an hour" : "give agents --price");
+  for (const e of document.querySelectorAll(".priced")) e.hidden = !priced;
+  for (const e of document.querySelectorAll(".unpriced")) e.hidden = priced;
+  say(byId("cost"), dollars(beat.price));
+  say(byId("busy"), percent(beat.busy));
+  const failed = state.seconds.columns.failed.slice(-60).reduce((sum, n) => sum + (n ?? 0), 0);
+  say(byId("failed"), beat.leaderless ? "–" : count(failed));
+  byId("failed").className = failed > 0 ? "bad" : "";
   say(byId("permillion"), priced && beat.rate > 0 ? dollars((beat.price / 3600 / beat.rate) * 1e6) : "–");
   say(byId("permillionof"), priced && beat.rate > 0 ? "at this rate" : "");
   offer(Boolean(s.idle));
@@ -168,13 +180,13 @@ byId("copy").addEventListener("click", async () => {
 function top() {
   const { fleet, beat, hello } = state;
   const leader = fleet?.agents[fleet.leader];
-  const parts = leader ? ["leader ", el("b", { title: leader.name }, leader.name), " epoch " + fleet.epoch] : fleet ? ["no leader"] : [];
-  const key = leader ? leader.name + " " + fleet.epoch : fleet ? "none" : "";
+  const parts = leader ? ["leader ", el("b", { title: leader.name }, agentName(leader)), " epoch " + fleet.epoch] : fleet ? ["no leader"] : [];
+  const key = leader ? leader.name + " " + agentName(leader) + " " + fleet.epoch : fleet ? "none" : "";
   if ((top.key ?? "") !== key) {
     top.key = key;
     byId("leader").replaceChildren(...parts);
   }
-  say(byId("place"), hello ? "seen from " + hello.agent : "");
+  say(byId("place"), hello ? "seen from " + seenFrom() : "");
   label(byId("place"), "title", hello ? hello.agent + ", version " + hello.software : "");
   say(byId("h1"), "Muster's fleet of " + (fleet?.agents.length ?? 0) + " agents");
   const age = heard === null ? null : (performance.now() - heard) / 1000;
@@ -191,6 +203,40 @@ function top() {
   else if (leaderless) text = "No leader: gateways decide alone, and rates are not known" + (fleet.why ? " (" + fleet.why + ")" : "") + ". Tiles show what gossip says.";
   banner.hidden = !text;
   say(banner, text);
+}
+
+// seenFrom is the name of the agent that answers.
+const seenFrom = () => agentName(state.fleet?.agents.find((a) => a.name === state.hello.agent)) || state.hello.agent;
+
+// route makes the page that of the fleet, or of one model, by its address.
+function route() {
+  const model = keyOf(location.hash);
+  const other = model !== view.model;
+  view.model = model;
+  document.body.classList.toggle("ofone", Boolean(model));
+  if (!other) return;
+  panels.one.chosen();
+  panels.matching.chosen();
+  panels.why.take(null);
+  whyAsked = -Infinity;
+  showAll();
+  why();
+  if (model) scrollTo(0, 0);
+  else document.querySelector(location.hash.length > 1 ? location.hash : "#main")?.scrollIntoView();
+}
+addEventListener("hashchange", route);
+
+// why asks for the causes of lateness, while there are some, and no oftener than they change.
+let whyAsked = -Infinity;
+function why() {
+  if (!state.beat?.why) return panels.why.take(null);
+  if (performance.now() - whyAsked < 5000) return null;
+  whyAsked = performance.now();
+  const { model } = view;
+  const name = model.slice(0, model.lastIndexOf("/"));
+  return load("why" + (model ? "?model=" + encodeURIComponent(name) : ""), (report) => {
+    if (model === view.model) panels.why.take(report);
+  });
 }
 
 function showAll() {
@@ -224,6 +270,7 @@ const stream = new Stream({
     if (name === "beat") {
       heard = performance.now();
       panels.matching.beat();
+      why();
     }
     redraw();
   },
@@ -388,5 +435,6 @@ const seen = new IntersectionObserver((entries) => {
 }, { rootMargin: "-70px 0px -75% 0px" });
 for (const a of links) if (byId(a.hash.slice(1))) seen.observe(byId(a.hash.slice(1)));
 
+route();
 await document.fonts?.ready;
 begin();

@@ -246,11 +246,35 @@ function markEvents(u, p, events) {
   g.restore();
 }
 
-// modelPlot draws the band from p50 to p99 of a model beside its target.
-export function modelPlot(box, state, view, key, place, hue) {
+// answersPlot draws how many of a model's queries a second were answered, and how many late or failed.
+export function answersPlot(box, state, view, key, range) {
+  const rows = () => {
+    const r = source(state, range(), view.now());
+    const m = r.series.models.get(key);
+    const none = new Array(r.series.length).fill(null);
+    const each = (column) => smooth(column, 3).map((v) => (v === null ? null : v / r.series.step));
+    const bad = m ? m.late.map((v, i) => (v === null ? null : v + (m.failed[i] ?? 0))) : none;
+    return { ...r, x: r.series.second, lines: m ? [each(m.answered), each(bad)] : [none, none], m };
+  };
+  return new Plot(box, {
+    rows, left: 44,
+    top: (d) => 1.15 * Math.max(highest(d.lines[0], shown(d)), highest(d.lines[1], shown(d))) || 10,
+    series: [
+      { stroke: () => colour("accent"), width: 2, fill: () => faded(colour("accent"), 0.16) },
+      { stroke: () => colour("bad"), width: 1.5, fill: () => faded(colour("bad"), 0.45) },
+    ],
+    describe: (d, i) => (d.lines[0][i] === null ? [span(d.now - d.x[i]) + " ago", "no answers"]
+      : [span(d.now - d.x[i]) + " ago", count(d.lines[0][i]) + " answered a second",
+        count(d.lines[1][i]) + " late or failed a second"]),
+  });
+}
+
+// modelPlot draws the band from p50 to p99 of a model beside its target. range names the time shown;
+// without it, it is small: 10 minutes without a time axis.
+export function modelPlot(box, state, view, key, place, hue, range) {
   const wanted = () => state.fleet.models.find((m) => m.name + "/" + m.version === key)?.target_ms ?? 0;
   const rows = () => {
-    const r = source(state, "10 min", view.now());
+    const r = source(state, range ? range() : "10 min", view.now());
     const m = r.series.models.get(key);
     const none = new Array(r.series.length).fill(null);
     return { ...r, x: r.series.second, lines: m ? [smooth(m.p99_ms, 2), smooth(m.p50_ms, 2)] : [none, none], m };
@@ -268,7 +292,7 @@ export function modelPlot(box, state, view, key, place, hue) {
   };
   let plot;
   plot = new Plot(box, {
-    rows, left: 36, small: true,
+    rows, left: range ? 44 : 36, small: !range,
     top: (d) => {
       const t = wanted();
       const peak = highest(d.lines[0], shown(d));

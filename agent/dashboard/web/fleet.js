@@ -1,14 +1,14 @@
 // The fleet as tiles: one a lane, grouped by instance type.
 
 import { byId, el, label, say, shape, table, tip } from "./dom.js";
-import { count, dollars, list, milliseconds, percent, things } from "./format.js";
+import { count, dollars, ending, list, milliseconds, percent, things } from "./format.js";
 import { canvas, colour, faded, modelColour, star, typeColour } from "./paint.js";
-import { height, tileSize } from "./scale.js";
-import { flag, title } from "./state.js";
+import { height, mapHeight, tileSize } from "./scale.js";
+import { agentName, flag, title, typeName } from "./state.js";
 
 const mostTiles = 200; // beyond, they are drawn on canvases
 const starPath = "M10 1l2.600 6 6.400.5-4.900 4.200 1.600 6.300L10 14.600 4.300 18l1.600-6.300L1 7.500l6.400-.5z";
-const sizes = [72, 62, 54, 46, 38, 30, 24];
+const sizes = [150, 118, 92, 72, 62, 54, 46, 38, 30, 24];
 
 // groupsOf are the fleet's lanes by type, dearest type first.
 export function groupsOf(state) {
@@ -95,10 +95,10 @@ export class Fleet {
   group(g) {
     const swatch = el("i");
     swatch.style.background = typeColour(g.index);
-    const name = el("span", { title: g.name }, g.name);
+    const name = el("span", { title: g.name }, typeName(g));
     const facts = el("p");
     const bar = el("i");
-    const tiles = el("div", { class: "tiles", role: "group", "aria-label": g.name });
+    const tiles = el("div", { class: "tiles", role: "group", "aria-label": typeName(g) });
     const box = el("div", { class: "type" },
       el("div", {}, el("div", { class: "n" }, swatch, name), facts, el("div", { class: "meter" }, bar)), tiles);
     return { box, swatch, facts, bar, tiles };
@@ -120,7 +120,7 @@ export class Fleet {
     }
     e.bar.style.width = 100 * (busy ?? 0) + "%";
     e.bar.style.background = typeColour(g.index);
-    label(e.tiles, "aria-label", things(g.lanes.length, "lane") + " of " + things(g.agents, "agent") + ", " + g.name);
+    label(e.tiles, "aria-label", things(g.lanes.length, "lane") + " of " + things(g.agents, "agent") + ", " + typeName(g));
   }
 
   // arrange makes, moves and removes the elements of tiles, and sets what does not change between
@@ -129,10 +129,12 @@ export class Fleet {
     const { state } = this;
     const narrow = matchMedia("(max-width: 640px)").matches;
     const width = this.box.clientWidth - (narrow ? 0 : 146);
-    const room = narrow ? 1e9 : Math.max(300, this.view.fleetRoom());
-    const size = narrow ? 46 : tileSize(groups.map((g) => g.lanes.length + g.starting.length), width, room, sizes, 6, 18);
+    const room = narrow ? 1e9 : mapHeight(groups.length) + 12;
+    const size = narrow ? (groups.reduce((n, g) => n + g.lanes.length + g.starting.length, 0) > 12 ? 62 : 92) : tileSize(groups.map((g) => g.lanes.length + g.starting.length), width, room, sizes, 6, 18);
     this.box.style.setProperty("--w", size + "px");
-    this.box.style.setProperty("--h", Math.round(size * (size > 40 ? 1.12 : 1)) + "px");
+    this.box.style.setProperty("--h", Math.round(size > 72 ? 0.9 * size : size * (size > 40 ? 1.12 : 1)) + "px");
+    this.letters = Math.floor((size - 8) / 5.6); // of a name
+    this.box.classList.toggle("large", size > 72);
     this.box.style.setProperty("--gap", (size > 30 ? 6 : 4) + "px");
     this.box.classList.toggle("small", size < 38);
     const seen = new Set();
@@ -175,9 +177,11 @@ export class Fleet {
     const f = el("span", { class: "f" });
     const m = el("span", { class: "m" });
     const t = el("span", { class: "t" });
+    const n = el("span", { class: "n" });
+    const runs = el("span", { class: "r" });
     const d = el("span", { class: "sr" });
-    const e = el("button", { type: "button", class: "tile", "data-key": key }, f, m, t, d);
-    const made = { e, f, m, t, d, key };
+    const e = el("button", { type: "button", class: "tile", "data-key": key }, f, n, m, runs, t, d);
+    const made = { e, f, n, m, runs, t, d, key };
     const point = () => {
       const box = e.getBoundingClientRect();
       tip(this.describe(made), box.left, box.bottom - 8);
@@ -206,6 +210,10 @@ export class Fleet {
       t.mark = mark;
       t.m.replaceChildren(mark === "star" ? shape(starPath, 20) : mark);
     }
+    const lanes = agent.lanes > 1 ? " " + (number + 1) : "";
+    say(t.n, ending(agentName(agent), this.letters - lanes.length) + lanes);
+    say(t.runs, !lane || lane.busy === null ? "" : lane.model >= 0 && lane.remaining > 0 && fleet.models[lane.model]
+      ? "runs " + title(fleet.models[lane.model], fleet.models) : "free");
     say(t.t, agent.draining ? "drains" : flags & flag.starting ? "starts"
       : lane.busy === null ? "" : Math.round(100 * lane.busy) + "%");
     // How busy a lane was shows as a wash, for what it runs at this moment says little of it.
@@ -217,7 +225,9 @@ export class Fleet {
 
   describe({ lane, agent, number, leads }) {
     const { fleet } = this.state;
-    const lines = [agent.name + (agent.lanes > 1 ? ", lane " + (number + 1) + " of " + agent.lanes : "") + (leads ? ", leads" : "")];
+    const name = agentName(agent);
+    const lines = [name + (agent.lanes > 1 ? ", lane " + (number + 1) + " of " + agent.lanes : "") + (leads ? ", leads" : "")];
+    if (name !== agent.name) lines.push("agent " + agent.name);
     if (!lane) return [...lines, "starts: has not said what it is"];
     const states = [
       [flag.overdue, "overdue: gets no more queries until it answers"], [flag.silent, "asked, and does not answer"],
@@ -284,7 +294,7 @@ export class Fleet {
   cells(groups) {
     const narrow = matchMedia("(max-width: 640px)").matches;
     const width = this.box.clientWidth - (narrow ? 0 : 146);
-    const room = Math.max(300, this.view.fleetRoom());
+    const room = mapHeight(groups.length) + 12;
     const size = tileSize(groups.map((g) => g.lanes.length), width, narrow ? 1e9 : room, [16, 14, 12, 10, 8], 2, 18);
     for (const g of groups) {
       const e = this.groups.get(g.name);
@@ -303,7 +313,7 @@ export class Fleet {
       Object.assign(e, { lanes: g.lanes, columns, size });
       g.lanes.forEach((lane, i) => this.cell(c, lane, (i % columns) * (size + 2), Math.floor(i / columns) * (size + 2), size));
       const busy = g.lanes.filter((l) => l.busy >= 0.9).length;
-      label(e.canvas, "aria-label", things(g.lanes.length, "lane") + " of " + g.name + ", " + count(busy) + " of them busy for 90 % of the time or more");
+      label(e.canvas, "aria-label", things(g.lanes.length, "lane") + " of " + typeName(g) + ", " + count(busy) + " of them busy for 90 % of the time or more");
     }
   }
 
@@ -380,7 +390,7 @@ export class Fleet {
       if (!a.lanes || own.some((l) => l.flags & flag.starting)) states.push("starts");
       if (own.some((l) => l.flags & flag.overdue)) states.push("overdue");
       if (own.some((l) => l.flags & flag.silent)) states.push("silent");
-      return [a.name, fleet.types[a.type]?.name ?? "", count(a.lanes),
+      return [agentName(a), typeName(fleet.types[a.type]), count(a.lanes),
         known.length ? percent(known.reduce((s, l) => s + l.busy, 0) / known.length) : "–",
         own.length ? milliseconds(Math.min(...own.map((l) => l.remaining ?? 0))) : "–",
         typeof a.factor === "number" ? a.factor.toFixed(2) : "–", states.join(", ")];

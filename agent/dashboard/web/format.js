@@ -88,7 +88,12 @@ export function list(names) {
   return names.slice(0, -1).join(", ") + " and " + names[names.length - 1];
 }
 
-// things writes a number with its noun: 1 lane, 3 lanes.
-export function things(n, noun) {
-  return count(n) + " " + noun + (n === 1 ? "" : "s");
+// things writes a number with its noun: 1 lane, 3 lanes, 2 queries.
+export function things(n, noun, several = noun + "s") {
+  return count(n) + " " + (n === 1 ? noun : several);
+}
+
+// ending is a name in so many letters: its end, where it is longer, as names of machines differ there.
+export function ending(name, letters) {
+  return name.length <= letters ? name : "…" + name.slice(name.length - Math.max(1, letters - 1));
 }

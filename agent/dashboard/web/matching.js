@@ -5,8 +5,8 @@ import { byId, choices, label, say, table, tip } from "./dom.js";
 import { count, list, percent } from "./format.js";
 import { groupsOf } from "./fleet.js";
 import { canvas, colour, faded, font, modelColour, ramp, shortened, typeColour, write } from "./paint.js";
-import { binsOf } from "./scale.js";
-import { title } from "./state.js";
+import { binsOf, mapHeight } from "./scale.js";
+import { title, typeName } from "./state.js";
 
 const mostModels = 8; // in the legend
 const mostMarked = 5; // models whose largest batch in time is marked at once
@@ -33,6 +33,12 @@ export class Matching {
     this.canvas.addEventListener("blur", () => this.leave());
     this.canvas.addEventListener("keydown", (e) => this.key(e));
     new ResizeObserver(() => this.state.fleet && this.show()).observe(this.canvas.parentElement);
+  }
+
+  // chosen begins with the model that the view names now, or with all.
+  chosen() {
+    this.shown = this.view.model;
+    this.dots = [];
   }
 
   // beat takes the shots of a beat, which fall during the second that follows; it draws nothing.
@@ -107,12 +113,12 @@ export class Matching {
     const { state } = this;
     if (!state.fleet) return;
     this.read();
-    const g = this.geometry();
-    this.place = g;
-    if (this.canvas.clientWidth < 120) return;
     const parent = this.canvas.parentElement;
-    const needed = 110 + this.groups.length * 34;
-    parent.style.minHeight = needed > 380 ? needed + "px" : "";
+    parent.style.minHeight = mapHeight(this.groups.length) + "px";
+    const g = this.geometry();
+    // Before the page is laid out there is no room, and nothing is drawn.
+    this.place = this.canvas.clientWidth < 150 ? null : g;
+    if (!this.place) return;
     canvas(this.canvas, g.height);
     this.drawMap(g);
     this.draw();
@@ -167,7 +173,7 @@ export class Matching {
       const middle = y + o.row / 2;
       const two = o.row >= 40;
       g.font = font(o.narrow ? 11.5 : 12.5, 600);
-      write(g, shortened(g, type.name, o.left - (o.narrow ? 14 : 30)), o.left - 12, two ? middle - 9 : middle,
+      write(g, shortened(g, typeName(type), o.left - (o.narrow ? 14 : 30)), o.left - 12, two ? middle - 9 : middle,
         { at: "right", size: o.narrow ? 11.5 : 12.5, weight: 600, fill: "text" });
       if (two && share !== null) {
         write(g, percent(share) + (o.narrow ? "" : " of queries"), o.left - 12, middle + 8, { at: "right" });
@@ -241,7 +247,7 @@ export class Matching {
   // draw draws the map and what falls over it; passed is the time since it was last drawn, in ms.
   draw(passed = 0) {
     const o = this.place;
-    if (!o || !this.canvas.clientWidth) return;
+    if (!o || this.canvas.clientWidth < 150) return;
     const { g, width, height } = canvas(this.canvas, o.height);
     g.drawImage(this.map, 0, 0, width, height);
     for (const [key, v] of this.flashes) {
@@ -346,7 +352,9 @@ export class Matching {
     const models = state.models().sort((a, b) => a.index - b.index);
     const some = models.length > mostModels
       ? [...models].sort((a, b) => b.rate - a.rate).slice(0, mostModels).sort((a, b) => a.index - b.index) : models;
-    if (this.shown && !models.some((m) => m.key === this.shown)) this.shown = "";
+    if (this.view.model) this.shown = this.view.model;
+    else if (this.shown && !models.some((m) => m.key === this.shown)) this.shown = "";
+    byId("rainmodels").hidden = Boolean(this.view.model);
     this.models.set([["", "all", "Show all models"], ...some.map((m) => {
       const name = title(m, state.fleet.models);
       return [m.key, name, "Show only " + name];
@@ -386,7 +394,7 @@ export class Matching {
     if (!this.total) return this.noQuery();
     return "Of the last minute's queries " + list(this.groups.map((t, k) => {
       const n = this.cells[k].reduce((a, b) => a + b, 0);
-      return percent(n / this.total) + " went to " + t.name + (n ? ", of batch size " + this.median(k) + " in the middle" : "");
+      return percent(n / this.total) + " went to " + typeName(t) + (n ? ", of batch size " + this.median(k) + " in the middle" : "");
     }));
   }
 
@@ -413,7 +421,7 @@ export class Matching {
     const [k, i] = this.at;
     if (k >= this.groups.length || i >= this.bins.count) return this.leave();
     const n = this.cells[k][i];
-    const lines = ["batch " + this.bins.label(i) + " on " + this.groups[k].name];
+    const lines = ["batch " + this.bins.label(i) + " on " + typeName(this.groups[k])];
     lines.push(this.all[i] > 0 ? percent(n / this.all[i]) + " of this size, " + count(n) + (n === 1 ? " query" : " queries") : "none of this size came");
     const models = [...this.split[k][i]].sort((a, b) => b[1] - a[1]).slice(0, 4);
     if (models.length) {
@@ -456,7 +464,7 @@ export class Matching {
     }));
     return table("Share of each batch size that goes to a type, last minute",
       ["type", ...parts.map(([low, high]) => (high === Infinity ? "> " + (low - 1) : low + "–" + high)), "all"],
-      this.groups.map((t, k) => [t.name, ...sums[k].map((v, i) => (all[i] ? percent(v / all[i]) : "–")),
+      this.groups.map((t, k) => [typeName(t), ...sums[k].map((v, i) => (all[i] ? percent(v / all[i]) : "–")),
         this.total ? percent(sums[k].reduce((a, b) => a + b, 0) / this.total) : "–"]));
   }
 }

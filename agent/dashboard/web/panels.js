@@ -5,7 +5,8 @@ import { byId, choices, el, label, say, shape, table } from "./dom.js";
 import { count, dollars, inTime, list, milliseconds, percent, signed, span, target, things, wanted } from "./format.js";
 import { canvas, colour, faded, modelColour, typeColour, write } from "./paint.js";
 import { ticks } from "./scale.js";
-import { title } from "./state.js";
+import { address, link } from "./one.js";
+import { title, typeName } from "./state.js";
 import { story } from "./story.js";
 
 const mostPlots = 4; // models with a picture; the rest is a table
@@ -25,8 +26,10 @@ export class Models {
     const asked = models.filter((m) => m.rate > 0).length;
     say(byId("modelssays"), "p50 to p99 beside the target, last 10 minutes" +
       (late ? "; " + things(late, "model") + " late" : "") +
-      (models.length > mostPlots ? "; " + count(asked) + " of " + things(models.length, "model") + " asked" : ""));
-    const first = models.slice(0, mostPlots);
+      (asked < models.length ? "; " + count(asked) + " of " + things(models.length, "model") + " asked" : ""));
+    // A model that nobody asked in this time is a line of the table: it has nothing to draw.
+    const drawn = models.filter((m) => m.rate > 0 || state.seconds.models.get(m.key)?.answered.some((n) => n > 0));
+    const first = drawn.slice(0, mostPlots);
     for (const [key, p] of this.plots) {
       if (first.some((m) => m.key === key)) continue;
       p.plot.remove();
@@ -45,7 +48,8 @@ export class Models {
       p.plot.show();
       const name = title(m, state.fleet.models);
       say(p.name, name);
-      label(p.name, "title", name);
+      label(p.name, "title", name + ": its page");
+      label(p.name, "href", address(m.key));
       say(p.says, m.rate > 0 ? count(m.rate) + "/s, p99 " + milliseconds(m.p99_ms)
         : state.beat?.leaderless ? "not known" : "no queries");
       say(p.within, m.within === null || m.within === undefined ? "" : inTime(m.within, m.late));
@@ -53,7 +57,7 @@ export class Models {
       label(p.box, "aria-label", name + ": p99 " + milliseconds(m.p99_ms) + ", p50 " + milliseconds(m.p50_ms) +
         (m.target_ms ? ", target " + target(m.target_ms) : ""));
     });
-    const rest = models.slice(mostPlots);
+    const rest = models.filter((m) => !first.includes(m));
     const box = byId("modelrest");
     box.replaceChildren();
     if (rest.length) box.append(el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "More models" }, this.tableOf(rest)));
@@ -61,7 +65,7 @@ export class Models {
   }
 
   make() {
-    const name = el("b");
+    const name = el("a", { class: "name" });
     const says = el("span");
     const within = el("em");
     const box = el("div", { class: "plot" });
@@ -70,7 +74,7 @@ export class Models {
 
   tableOf(models) {
     return table("Models", ["model", "queries/s", "p50", "p99", "target", "in time", "waits for"], models.map((m) => [
-      title(m, this.state.fleet.models), count(m.rate), milliseconds(m.p50_ms), milliseconds(m.p99_ms),
+      link(m, m.key, this.state.fleet.models), count(m.rate), milliseconds(m.p50_ms), milliseconds(m.p99_ms),
       m.target_ms ? target(m.target_ms) : "–",
       el("span", { class: m.late ? "bad" : undefined }, inTime(m.within, m.late)),
       wanted(m.percentile) + " in time",
@@ -100,7 +104,7 @@ export class Families {
     const name = (i) => title(fleet.models[i], fleet.models);
     const types = fleet.types.map((t, i) => ({ ...t, i, agents: fleet.agents.filter((a) => a.type === i && a.lanes) }))
       .filter((t) => t.agents.length);
-    byId("held").replaceChildren(table("How many agents of a type hold a model", ["model", ...types.map((t) => t.name)],
+    byId("held").replaceChildren(table("How many agents of a type hold a model", ["model", ...types.map(typeName)],
       fleet.models.map((m, i) => [name(i), ...types.map((t) => {
         const n = t.agents.filter((a) => a.models?.includes(i)).length;
         return el("span", { class: n === 0 ? "none" : undefined }, n === t.agents.length ? "all " + n : n === 0 ? "none" : n + " of " + t.agents.length);
@@ -154,13 +158,39 @@ export class Money {
     this.show();
   }
 
+  // shown is the name of a type for people.
+  shown(name) { return typeName(this.state.fleet.types[this.type(name)] ?? { name }); }
+
+  // askForPrices says once how machines get a price: whoever has read it closes it.
+  askForPrices() {
+    if (remembers(noPrices)) return [];
+    const lacking = this.state.fleet.types.filter((t) => !(t.price > 0)).map(typeName);
+    const close = () => {
+      remember(noPrices);
+      this.key = "";
+      this.show();
+    };
+    return [el("div", { class: "save plain" }, el("b", {}, "What does " + (list(lacking) || "a machine") + " cost?"),
+      el("p", {}, "Start its agents with what a machine costs an hour, and this page shows costs and what would save:"),
+      el("code", {}, "muster agent --price 0.40"), el("button", { type: "button", click: close }, "Do not show this again"))];
+  }
+
+  // short says how a proposal falls short of what is asked now; "": it carries that.
+  short(plan) {
+    const carries = plan?.proposed?.allowable;
+    const rates = this.state.seconds.columns.rate.slice(-60).filter((r) => r !== null);
+    const asked = rates.length ? rates.reduce((a, b) => a + b, 0) / rates.length : 0;
+    return typeof carries === "number" && carries < 0.995 * asked
+      ? "It would answer " + count(carries) + " queries/s in time; now " + count(asked) + " are asked." : "";
+  }
+
   type(name) { return this.state.fleet.types.findIndex((t) => t.name === name); }
 
   show() {
     const { plan, state } = this;
     byId("money").hidden = this.view.may?.plan === false;
     if (!state.fleet) return;
-    const key = JSON.stringify([plan, this.fleet, state.fleet.types.map((t) => [t.name, t.price, t.agents]), state.seconds.columns.rate.some((r) => r > 0), document.documentElement.dataset.theme]);
+    const key = JSON.stringify([plan, this.fleet, this.short(plan), state.fleet.types.map((t) => [t.name, t.price, t.agents]), state.seconds.columns.rate.some((r) => r > 0), document.documentElement.dataset.theme]);
     if (key !== this.key) {
       this.key = key;
       this.fill();
@@ -187,16 +217,20 @@ export class Money {
     } else if (plan?.proposed && plan.change) {
       parts.push(this.configuration("proposed", plan.proposed, unit, priced));
       parts.push(this.saving(plan));
-    } else {
-      const why = !priced ? "A type that runs here has no price, so there is nothing to save by. Bars show counts."
-        : plan?.reason || (plan?.number ? "Nothing better is known for this demand." : "No plan yet: the leader makes one when it knows the demand.");
+    } else if (priced) {
+      const why = plan?.reason || (plan?.number ? "Nothing better is known for this demand." : "No plan yet: the leader makes one when it knows the demand.");
       parts.push(el("div", { class: "save plain" },
         el("b", {}, plan?.state === "superseded" ? "The last plan is superseded"
-          : plan?.number && priced ? "Stay as you are" : priced ? "No plan yet" : "No prices"), el("p", {}, why)));
+          : plan?.number ? "Stay as you are" : "No plan yet"), el("p", {}, why)));
     }
-    if (plan?.more?.length) {
+    say(byId("moneyh"), priced ? "Money" : "Capacity");
+    if (!priced) parts.push(...this.askForPrices());
+    if (plan?.more?.length && !priced) {
+      parts.push(table("What one more instance adds", ["one more", "adds"], plan.more.map((m) => [
+        this.shown(m.type), signed(m.rate) + "/s"])));
+    } else if (plan?.more?.length) {
       parts.push(table("What one more instance adds", ["one more", "adds", "costs", "queries/s per $/hr"], plan.more.map((m, i) => [
-        m.type, signed(m.rate) + "/s", m.price === null || m.price === undefined ? "–" : dollars(m.price) + "/hr",
+        this.shown(m.type), signed(m.rate) + "/s", m.price === null || m.price === undefined ? "–" : dollars(m.price) + "/hr",
         el("span", { class: i === 0 && m.price ? "ok" : undefined }, m.price ? count(m.rate / m.price) : "–"),
       ])));
     }
@@ -226,7 +260,7 @@ export class Money {
           say(says, "The agent does not answer.");
         }
       };
-      parts.push(el("div", { class: "save" }, el("b", {}, dollars(p.now) + "/hr → " + dollars(p.price) + "/hr"),
+      parts.push(el("div", { class: "save plain" }, el("b", {}, dollars(p.now) + "/hr → " + dollars(p.price) + "/hr"),
         el("ul", {}, ...p.changes.map((c) => el("li", {}, c))), el("p", {}, p.why), says,
         fleet.mode === "approve" && this.view.may?.fleet !== false ? el("button", { click: approve }, "Approve") : undefined));
     }
@@ -245,10 +279,10 @@ export class Money {
   }
 
   configuration(name, c, unit, priced) {
-    const bar = el("div", { class: "bar", role: "img", "aria-label": name + ": " + list(c.instances.map((t) => t.count + " " + t.type)) },
+    const bar = el("div", { class: "bar", role: "img", "aria-label": name + ": " + list(c.instances.map((t) => t.count + " " + this.shown(t.type))) },
       ...c.instances.filter((t) => t.count > 0).map((t) => {
         const i = this.type(t.type);
-        const e = el("i", { title: t.count + " × " + t.type }, String(t.count));
+        const e = el("i", { title: t.count + " × " + this.shown(t.type) }, String(t.count));
         e.style.flexGrow = priced ? t.count * (t.price ?? 0) : t.count;
         e.style.background = i < 0 ? typeColour(5) : typeColour(i);
         return e;
@@ -262,14 +296,37 @@ export class Money {
     const saves = plan.now.price - plan.proposed.price;
     const counts = new Map(plan.now.instances.map((t) => [t.type, -t.count]));
     for (const t of plan.proposed.instances) counts.set(t.type, (counts.get(t.type) ?? 0) + t.count);
-    const add = [...counts].filter(([, n]) => n > 0).map(([t, n]) => n + " " + t);
-    const drop = [...counts].filter(([, n]) => n < 0).map(([t, n]) => -n + " " + t);
+    const add = [...counts].filter(([, n]) => n > 0).map(([t, n]) => n + " " + this.shown(t));
+    const drop = [...counts].filter(([, n]) => n < 0).map(([t, n]) => -n + " " + this.shown(t));
+    const short = this.short(plan);
     const head = !plan.priced ? "Another mix" : saves > 0.0005 ? "saves " + dollars(saves) + "/hr"
       : saves < -0.0005 ? "costs " + dollars(-saves) + "/hr more" : "costs the same";
-    return el("div", { class: "save" },
-      el("b", { class: saves >= 0 ? "ok" : undefined }, head),
+    return el("div", { class: short ? "save short" : "save" },
+      el("b", { class: short ? "warn" : saves >= 0 ? "ok" : undefined }, head),
       el("ul", {}, ...[add.length ? "add " + list(add) : "", drop.length ? "return " + list(drop) : ""].filter(Boolean).map((t) => el("li", {}, t))),
-      el("p", {}, plan.reason ?? ""));
+      short ? el("p", { class: "warn" }, short) : undefined, el("p", {}, plan.reason ?? ""));
+  }
+}
+
+const noPrices = "muster-no-prices";
+
+// remember notes in the browser that something was read; remembers says whether it was.
+function remember(what) {
+  try {
+    localStorage.setItem(what, "read");
+  } catch {
+    // Then it comes again with the next page.
+  }
+  read.add(what);
+}
+
+const read = new Set();
+
+function remembers(what) {
+  try {
+    return read.has(what) || localStorage.getItem(what) !== null;
+  } catch {
+    return read.has(what);
   }
 }
 
@@ -283,6 +340,12 @@ const looks = {
   warning: ["warning", "M8 3.500v5.500M8 12.300v.1", "warn"],
   plan: ["info", "M3.500 12.500v-3M8 12.500V7M12.500 12.500v-9", "accent"],
   other: ["quiet", "M8 8v.1M4 8v.1M12 8v.1", "faint"],
+};
+
+// isAbout says whether an event of the page is about a model, by the model's key.
+const isAbout = (e, key) => {
+  const { model, version } = e.first.details;
+  return model !== undefined && (version ? model + "/" + version === key : key.startsWith(model + "/"));
 };
 
 // Events lists what has happened, the latest first.
@@ -309,11 +372,14 @@ export class Events {
 
   show() {
     byId("events").hidden = this.view.may?.events === false;
-    const events = this.all();
+    const { model } = this.view;
+    const events = model ? this.all().filter((e) => isAbout(e, model)) : this.all();
     const now = this.view.wall();
+    say(byId("eventsays"), model ? "of this model, the latest first" : "the latest first");
     if (!events.length) {
       this.rows.clear();
-      if (!this.box.querySelector(".none")) this.box.replaceChildren(el("li", { class: "none" }, "Nothing has happened since the agents started."));
+      const none = model ? "Nothing that the agents still remember." : "Nothing has happened since the agents started.";
+      if (this.box.querySelector(".none")?.textContent !== none) this.box.replaceChildren(el("li", { class: "none" }, none));
       return;
     }
     this.box.querySelector(".none")?.remove();
@@ -391,6 +457,8 @@ export class Profiles {
       const busiest = state.models().sort((a, b) => b.rate - a.rate).find((m) => models.some((x) => x.name + "/" + x.version === m.key));
       this.choice = busiest?.key ?? (models[0] && models[0].name + "/" + models[0].version) ?? null;
     }
+    if (this.view.model) this.choice = this.view.model;
+    byId("profilemodels").hidden = Boolean(this.view.model);
     this.models.set(models.slice(0, 6).map((m) => [m.name + "/" + m.version, title(m, models), m.name]), this.choice);
     const m = models.find((x) => x.name + "/" + x.version === this.choice);
     const empty = byId("profileempty");
@@ -453,7 +521,7 @@ export class Profiles {
     write(g, "batch size", width, o.bottom + 14, { at: "right", fill: "faint" });
     label(this.canvas, "aria-label", title(m, this.state.fleet.models) + ": " + lines.map((t) => {
       const most = (t.learned ?? t.shipped).largest_in_time;
-      return t.type + " is in time " + (most >= largest ? "with all sizes" : most > 0 ? "to batch " + most : "with none");
+      return typeName(this.state.fleet.types[t.index] ?? { name: t.type }) + " is in time " + (most >= largest ? "with all sizes" : most > 0 ? "to batch " + most : "with none");
     }).join(", "));
   }
 
@@ -522,7 +590,7 @@ export class Profiles {
       }
       const room = this.canvas.clientWidth - o.right - 8;
       g.font = "600 11.5px Inter, sans-serif";
-      let name = t.type;
+      let name = typeName(this.state.fleet.types[t.index] ?? { name: t.type });
       while (name.length > 3 && g.measureText(name).width > room) name = name.slice(0, -2) + "…";
       write(g, name, o.right + 8, at, { size: 11.5, weight: 600, fill: c });
       if (goal || most !== undefined) {
@@ -537,7 +605,8 @@ export class Profiles {
     const say = (p) => (p?.batch?.length ? "to batch " + count(p.largest_in_time) : "–");
     return table("Largest batch in time", ["type", "learned", "shipped", "mean of the largest"], m.types.map((t) => {
       const p = t.learned ?? t.shipped;
-      return [t.agent ? t.type + ", " + t.agent + " alone" : t.type, say(t.learned), say(t.shipped), milliseconds(p?.mean_ms?.[p.mean_ms.length - 1])];
+      const type = typeName(this.state.fleet.types.find((x) => x.name === t.type) ?? { name: t.type });
+      return [t.agent ? type + ", " + t.agent + " alone" : type, say(t.learned), say(t.shipped), milliseconds(p?.mean_ms?.[p.mean_ms.length - 1])];
     }));
   }
 }

@@ -81,6 +81,12 @@ export function tileSize(groups, width, room, sizes, gap, between) {
   return sizes[sizes.length - 1];
 }
 
+// mapHeight is the least height in px of the map of so many types, and of the tiles beside it: of one
+// type the map says little, and needs little room.
+export function mapHeight(types) {
+  return Math.max(types < 2 ? 240 : types < 3 ? 310 : 380, 110 + types * 34);
+}
+
 // binsOf are the columns of batch sizes that a fleet's beats count, and the column of each of their
 // 44 bins. Bin 0 is 1 to 8, bins 1 to 42 divide 8 to 1000 logarithmically, bin 43 is above 1000; -1 is
 // a bin that holds no whole number, or none that the models take.

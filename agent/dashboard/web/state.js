@@ -296,6 +296,10 @@ export class State {
 // flags of lanes
 export const flag = { overdue: 1, slow: 2, draining: 4, starting: 8, silent: 16 };
 
+// agentName and typeName are the names by which people know an agent and a type of instances.
+export const agentName = (a) => a?.shown || a?.name || "";
+export const typeName = (t) => t?.shown || t?.name || "";
+
 // title is a model's name, with its version if the fleet has several of it.
 export function title(model, models) {
   return models.some((m) => m.name === model.name && m.version !== model.version)

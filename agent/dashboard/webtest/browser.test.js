@@ -76,7 +76,7 @@ describe("the page", { skip: missing() }, () => {
     test("looks: " + name, { timeout: 120000 }, async () => {
       const fixture = fixtures[name]();
       const server = await serve({ fixture });
-      const page = await open(browser, server.address + "?still");
+      const page = await open(browser, server.address + "?still" + (fixture.hash ?? ""));
       const comparer = await browser.newPage();
       try {
         await until(page, (last) => document.documentElement.dataset.second === last, String(fixture.beats.at(-1).second));
@@ -277,6 +277,47 @@ describe("the page", { skip: missing() }, () => {
       await page.context().close();
       await server.close();
     }
+  });
+
+  test("one model's page: by its link and its address, and back", { timeout: 60000 }, async () => {
+    const server = await serve({ fixture: fixtures.late() });
+    const page = await open(browser, server.address + "?still");
+    try {
+      await until(page, () => document.querySelectorAll("#whylist li").length === 2);
+      await page.click("#modelplots a");
+      await page.waitForSelector("#one:not([hidden])");
+      assert.equal(await page.textContent("#onename"), "dien");
+      assert.equal(await page.isVisible("#fleet"), false);
+      await until(page, () => document.querySelectorAll("#whylist li").length === 2);
+      assert.ok(server.asked.filter((a) => a === "GET /dashboard/api/why").length >= 2, "it asks for the model's causes");
+      assert.equal(await page.title(), "dien · Muster");
+      assert.equal(await page.locator("#wherebody tbody tr").count(), 17);
+      assert.match(await page.textContent("#eventlist"), /Nothing/);
+      await page.click('#oneranges button[data-key="24 h"]');
+      await page.goto(server.address + "?still#model/wnd/1");
+      await until(page, () => document.getElementById("onename").textContent === "wnd");
+      assert.match(await page.textContent("#eventlist"), /wnd: version 1 was loaded/);
+      await page.goto(server.address + "?still#model/gone/7");
+      await until(page, () => document.getElementById("onegone").textContent === "No agent holds gone/7 now.");
+      await page.click(".back a");
+      await until(page, () => document.getElementById("one").hidden && document.getElementById("fleet").checkVisibility());
+      assert.deepEqual(page.faults, []);
+    } finally {
+      await page.context().close();
+      await server.close();
+    }
+  });
+
+  test("how machines get a price is said until it was read", { timeout: 60000 }, async () => {
+    await on({ fixture: fixtures.two() }, {}, async (page) => {
+      await page.waitForSelector("#money .save button");
+      assert.match(await page.textContent("#money"), /What does local-2c cost.*muster agent --price/);
+      await page.click("#money .save button");
+      await until(page, () => !document.querySelector("#money .save"));
+      await page.reload();
+      await until(page, () => document.querySelector("#money .bar"));
+      assert.equal(await page.locator("#money .save").count(), 0);
+    });
   });
 
   test("with reduced motion nothing moves between beats", { timeout: 60000 }, async () => {

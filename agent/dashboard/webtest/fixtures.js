@@ -6,12 +6,13 @@ const types = {
   "c5n.2xlarge": { price: 0.432, cores: 8, provider: "cpu", wnd: [1.6, 0.0312], dien: [1.7, 0.075], rm2: [1.1, 0.3865], ncf: [0.25, 0.0062] },
   "g4dn.xlarge": { price: 0.526, cores: 4, provider: "cuda", wnd: [2.38, 0.007], dien: [6.15, 0.0124], rm2: [2.8, 0.258], ncf: [0.59, 0.0019] },
   "r5n.large": { price: 0.149, cores: 2, provider: "cpu", wnd: [1.8, 0.0348], dien: [2.14, 0.082], rm2: [1.7, 0.4025], ncf: [0.33, 0.0065] },
+  "local:intel-xeon-8375c:2": { price: 0.1, cores: 2, provider: "cpu", wnd: [1.8, 0.0348], dien: [2.14, 0.082], rm2: [1.7, 0.4025], ncf: [0.33, 0.0065] },
 };
 const catalogue = {
   wnd: { target_ms: 25, share: 0.5 }, ncf: { target_ms: 5, share: 0.27 },
   dien: { target_ms: 35, share: 0.17 }, rm2: { target_ms: 350, share: 0.06 },
 };
-const prices = { "g4dn.xlarge": 2.35, "c5n.2xlarge": 1.05, "r5n.large": 1 }; // of a type's time
+const prices = { "local:intel-xeon-8375c:2": 1, "g4dn.xlarge": 2.35, "c5n.2xlarge": 1.05, "r5n.large": 1 }; // of a type's time
 export const start = 1763848000; // the second of the last beat
 
 function random(seed) {
@@ -27,18 +28,19 @@ export const binOf = (b) => (b <= 8 ? 0 : b > 1000 ? 43 : Math.ceil((42 * Math.l
 
 // simulate returns what a fleet sends: {session, profiles, plan, events, hello, fleet, histories, beats}.
 // options: pool, an object of counts by type; load, of the fluid limit; lanes an agent; late, a model
-// that is; seconds, how many beats; rename, of names.
+// that is; seconds, how many beats; rename, of names; idle, models that nobody asks; short: what is
+// proposed does not carry the load.
 export function simulate({
   pool = { "g4dn.xlarge": 3, "c5n.2xlarge": 2, "r5n.large": 12 }, load = 0.87, lanes: each = 1, late = null,
   models = Object.keys(catalogue), seconds = 61, priced = true, rename = (x) => x, families = [], special = true,
-  events = true, largest = 1000,
+  events = true, largest = 1000, idle = [], short = false,
 } = {}) {
   const rnd = random(7);
   const gauss = () => Math.sqrt(-2 * Math.log(1 - rnd())) * Math.cos(6.2832 * rnd());
   const typeNames = Object.keys(pool).sort();
   const fleet = {
     revision: 3, epoch: 12, leader: 0, successor: 1, leaderless: false, why: "",
-    types: typeNames.map((name) => ({ name: rename(name), price: priced ? types[name].price : null, agents: pool[name] })),
+    types: typeNames.map((name) => ({ name: rename(name), shown: rename(name).replace(/^local:.*:/, "local-2c").slice(0, name.startsWith("local:") ? 8 : 99), price: priced ? types[name].price : null, agents: pool[name] })),
     models: [], agents: [], families,
   };
   const names = [...models].sort();
@@ -49,8 +51,10 @@ export function simulate({
   const made = [];
   typeNames.forEach((name, type) => {
     for (let i = 0; i < pool[name]; i++) {
+      const host = rename(name.startsWith("local:") ? "vm-" + (i + 1) : name.split(".")[0] + "-" + (i + 1));
       made.push({
-        name: rename(name.split(".")[0] + "-" + (i + 1) + "-" + ((0x3fa2 + i * 7919 + type * 4211) & 0xffff).toString(16).padStart(4, "0")),
+        shown: host,
+        name: name.startsWith("local:") ? host + "-3fa" + i : rename(name.split(".")[0] + "-" + (i + 1) + "-" + ((0x3fa2 + i * 7919 + type * 4211) & 0xffff).toString(16).padStart(4, "0")),
         type, address: "10.0." + type + "." + (i + 7) + ":8001", lanes: each, cores: types[name].cores, provider: types[name].provider,
         executor: "onnx", draining: false, factor: 1 + 0.025 * gauss(), software: "0.9.0",
         models: names.map((_, m) => m), price: priced ? types[name].price : null,
@@ -77,7 +81,7 @@ export function simulate({
     return (floor + item * b) * l.a.factor * (late === names[m] ? 2.4 : 1);
   };
   const size = () => Math.max(1, Math.min(largest, Math.round(Math.exp(4.15 + 1.05 * gauss()))));
-  const shares = names.map((m) => catalogue[m].share);
+  const shares = names.map((m) => (idle.includes(m) ? 0 : catalogue[m].share));
   const whole = shares.reduce((a, b) => a + b, 0);
   const draw = () => {
     let u = rnd() * whole;
@@ -90,6 +94,18 @@ export function simulate({
   const limit = (able * 1512) / 16 * (names.length === 4 ? 1 : 1.2);
   const target = limit * load;
   const fast = Math.min(1, 2000 / Math.max(1, target)); // of a large fleet only a sample is simulated
+  const lacking = fleet.agents[1]?.shown;
+  const why = late ? {
+    last_seconds: 60, queries: 84000, late: 2016, sentence: "2.4 % late: 1.9 % " + lacking + " lacks CPU, 0.5 % waited for a lane",
+    causes: [
+      { cause: "cpu", agent: lacking, queries: 1580, mean_ms: 240, short: lacking + " lacks CPU",
+        evidence: "its process was ready to run and did not for 240ms: other processes had the CPUs",
+        remedy: `stop what else runs on the machine of ${lacking} (\`top\`), or give it CPUs of its own; on virtual machines look at steal` },
+      { cause: "lane", queries: 420, mean_ms: 31, short: "waited for a lane", evidence: "queries waited 31ms for a lane that was free",
+        remedy: "add agents, or ask for less: the fleet is at its limit" },
+      { cause: "cancelled", queries: 16, short: "clients cancelled", remedy: "nothing: clients have gone" },
+    ],
+  } : { last_seconds: 60, queries: 0, late: 0, sentence: "", causes: [] };
   let now = 0;
   const hist = names.map(() => []);
   const sorted = [];
@@ -198,7 +214,7 @@ export function simulate({
       beats.push({
         ...row, fleet: fleet.revision, epoch: fleet.epoch, leaderless: false, approximate: false,
         within: window[0] ? round(1 - window[1] / window[0], 4) : null,
-        ...(late ? { why: "2.4 % late: 1.9 % " + fleet.agents[1].name + " lacks CPU, 0.5 % waited for a lane" } : {}),
+        ...(late ? { why: why.sentence } : {}),
         lanes: {
           remaining_ms: lanes.map((l) => round(Math.max(0, l.free - now))), busy: lanes.map((l) => round(l.share, 2)),
           model: lanes.map((l) => l.model),
@@ -264,16 +280,16 @@ export function simulate({
   const instances = (counts) => Object.entries(counts).filter(([, c]) => c > 0).map(([type, count]) => ({ type: rename(type), count, price: priced ? types[type].price : null }));
   const sum = (counts) => (priced ? round(instances(counts).reduce((a, t) => a + t.count * t.price, 0)) : instances(counts).reduce((a, t) => a + t.count, 0));
   const other = { ...pool, "c5n.2xlarge": 0, "r5n.large": (pool["r5n.large"] ?? 0) + 3 };
-  const change = priced && n > 10 && pool["c5n.2xlarge"] > 0 && !late; // a fleet that is late is made no smaller
-  const plan = load > 0 && n > 2 ? {
+  const change = priced && (n > 10 || short) && pool["c5n.2xlarge"] > 0 && !late; // a fleet that is late is made no smaller
+  const plan = load > 0 && n > 1 ? {
     number: 3, state: change ? "proposed" : "in force", age_ms: 41000, trigger: "demand", priced, rate: round(target), change, gain: 0.1,
     reason: change ? "2 c5n.2xlarge run what 3 r5n.large run for half of the price"
       : late ? `94.96 % of the queries for ${late}/1 were in time in the last minute, of 99 % wanted: nothing that serves less than what runs is proposed`
         : "What runs is the cheapest mix for this demand.", notes: [],
     now: { instances: instances(pool), price: sum(pool), limit: round(limit), allowable: round(0.953 * limit), binding: "time on r5n.large" },
-    proposed: change ? { instances: instances(other), price: sum(other), limit: round(1.03 * limit), allowable: round(0.98 * limit), binding: "time on r5n.large" } : null,
+    proposed: change ? { instances: instances(other), price: sum(other), limit: round(1.03 * limit), allowable: round((short ? 0.7 : 0.98) * limit), binding: "time on r5n.large" } : null,
     approximate: true,
-    more: ["r5n.large", "c5n.2xlarge", "g4dn.xlarge"].filter((t) => pool[t]).map((t) => ({ type: rename(t), rate: { "r5n.large": 74, "c5n.2xlarge": 103, "g4dn.xlarge": 91 }[t], price: priced ? types[t].price : null })),
+    more: ["r5n.large", "c5n.2xlarge", "g4dn.xlarge", "local:intel-xeon-8375c:2"].filter((t) => pool[t]).map((t) => ({ type: rename(t), rate: { "r5n.large": 74, "c5n.2xlarge": 103, "g4dn.xlarge": 91, "local:intel-xeon-8375c:2": 74 }[t], price: priced ? types[t].price : null })),
   } : { number: 0, reason: "The leader plans when it knows what is asked." };
   const leads = fleet.agents[fleet.leader].name;
   const happened = (ago, kind, what, sentence, details = {}) => ({
@@ -282,7 +298,7 @@ export function simulate({
   return {
     session: { agent: fleet.agents[Math.min(1, n - 1)].name, software: "0.9.0", build: "fixture", in: true, name: "", login: false, login_refused: "", may: { events: true, plan: true } },
     hello: { agent: fleet.agents[Math.min(1, n - 1)].name, software: "0.9.0", build: "fixture" },
-    fleet, histories, beats, profiles, plan,
+    fleet, histories, beats, profiles, plan, why,
     events: events ? { events: [
       happened(482, "leader", "leading the fleet", `${leads} leads the fleet in epoch 12`, { epoch: "12" }),
       happened(338, "failed", "agent failed", `${rename("r5n-13-9b0c")} at 10.0.2.19:8001 failed: it no longer answers`, { agent: rename("r5n-13-9b0c") }),
@@ -321,6 +337,8 @@ export const fixtures = {
   busy: () => simulate(),
   noleader: () => leaderless(simulate()),
   empty: () => simulate({ load: 0, events: false, special: false, pool: { "g4dn.xlarge": 1, "r5n.large": 2 } }),
+  two: () => simulate({ pool: { "local:intel-xeon-8375c:2": 2 }, load: 0.3, models: ["ncf", "wnd"], idle: ["wnd"], special: false, priced: false, largest: 256 }),
+  nine: () => simulate({ pool: { "g4dn.xlarge": 2, "c5n.2xlarge": 1, "r5n.large": 6 }, load: 0.8, special: false, short: true }),
   one: () => simulate({ pool: { "r5n.large": 1 }, load: 0.4, models: ["wnd"], largest: 256, special: false }),
   thousand: () => simulate({ pool: { "g4dn.xlarge": 180, "c5n.2xlarge": 120, "r5n.large": 700 }, special: false }),
   long: () => {
@@ -328,6 +346,7 @@ export const fixtures = {
     return f;
   },
   late: () => simulate({ late: "dien", load: 0.95 }),
+  model: () => ({ ...simulate({ late: "dien", load: 0.95 }), hash: "#model/dien/1" }),
   noprice: () => simulate({ priced: false }),
   families: () => {
     const f = simulate();

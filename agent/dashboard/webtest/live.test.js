@@ -123,11 +123,11 @@ describe("a fleet's page", { skip: missing() || (existsSync(muster) ? false : "t
 
     // What fixtures send is what agents send.
     const real = { ...(await stream(watched)) };
-    for (const name of ["session", "profiles", "plan", "events"]) real[name] = await (await fetch(`http://${watched.http}/dashboard/api/${name}`)).json();
+    for (const name of ["session", "profiles", "plan", "events", "why"]) real[name] = await (await fetch(`http://${watched.http}/dashboard/api/${name}`)).json();
     const made = fixtures.busy();
     made.history = made.histories[0];
     made.beat = made.beats.at(-1);
-    for (const name of ["hello", "fleet", "history", "beat", "session", "profiles", "plan"]) {
+    for (const name of ["hello", "fleet", "history", "beat", "session", "profiles", "plan", "why"]) {
       assert.deepEqual(lacks(made[name], real[name], name), []);
     }
 

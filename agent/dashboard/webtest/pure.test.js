@@ -4,11 +4,13 @@ import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import { test } from "node:test";
 import * as format from "../web/format.js";
+import { address, keyOf } from "../web/one.js";
 import { curl, infer } from "../web/sample.js";
 import { Bins, binsOf, height, ticks, tileSize } from "../web/scale.js";
 import { coarser, sentence, Series, State, title, Window } from "../web/state.js";
 import { story } from "../web/story.js";
 import { Parser, patience, silence, Stream } from "../web/stream.js";
+import { causes } from "../web/why.js";
 import { binOf, fixtures } from "./fixtures.js";
 
 test("numbers are written as people read them", () => {
@@ -126,6 +128,25 @@ test("a day's table has all of the day, in rows of ten minutes", () => {
   assert.equal(rows.at(-2).limit, null);
   assert.deepEqual(coarser(s, 600, 6001).at(-1).second, 6600, "a row is shown whole or not at all");
   assert.deepEqual(coarser(new Series(1, 5), 15, 0), []);
+});
+
+test("a model's page has an address, whatever its name holds", () => {
+  for (const key of ["ncf/1", "a/b c#?%/12", "ß/3"]) assert.equal(keyOf(address(key)), key);
+  for (const hash of ["", "#load", "#model/ncf", "#model/ncf/x", "#model/%/1", "#model/a/b/1"]) assert.equal(keyOf(hash), "", hash);
+});
+
+test("a long name is known by its end", () => {
+  assert.equal(format.ending("vm-2", 6), "vm-2");
+  assert.equal(format.ending("ip-10-0-3-17", 6), "…-3-17");
+  assert.equal(format.ending("abc", 0), "…c");
+});
+
+test("causes that are shown are the most frequent, as `muster why` has them", () => {
+  const report = (...n) => ({ queries: 1000, late: n.reduce((a, b) => a + b, 0), causes: n.map((queries) => ({ queries, short: "x" })) });
+  assert.deepEqual(causes(null), []);
+  assert.deepEqual(causes(report(90, 10)).map((c) => [c.share, c.part]), [[0.09, 0.9], [0.01, 0.1]]);
+  assert.equal(causes(report(99, 1)).length, 1, "below a fiftieth");
+  assert.equal(causes(report(9, 8, 7, 6, 5, 4)).length, 5);
 });
 
 test("the map is of the last minute", () => {

@@ -32,7 +32,7 @@ export async function serve(what = {}) {
       if (answer !== undefined) return answer === true ? undefined : send(answer.value, answer.status);
       if (name === "stream") return stream(request, response);
       if (name === "fleet") return send({ mode: "", held: [] }); // it rents nothing
-      if (["session", "profiles", "plan", "events"].includes(name)) return send(what.fixture[name]);
+      if (["session", "profiles", "plan", "events", "why"].includes(name)) return send(what.fixture[name]);
       return send({ error: "no such thing" }, 404);
     }
     if (url.pathname.startsWith("/v2/models/")) {
