@@ -36,6 +36,11 @@ func isBounded(pools []pool) bool {
 }
 
 const (
+	// fewPools is up to how many pools counts of each are searched from nothing. The placement program
+	// has a class for each bin, where this search has columns: with 2 types, 2 variants and 100 bins it
+	// takes 30 times as long for the same fleet. Of 360 random problems with up to so many pools none
+	// was worse; of those with up to 64, one in 20 was.
+	fewPools = 24
 	// manyPools is from how many pools on no search looks at the machines of each: its linear programs
 	// have a row for each. Chosen.
 	manyPools = 150
@@ -56,6 +61,15 @@ func (p *Problem) boundMemory(shared *countSearch, pools []pool, all bool,
 		h.steps = trialSteps
 	}
 	h.m.scale, h.m.weights = shared.m.scale, shared.m.weights
+	if all && len(h.m.slots) <= fewPools && !(p.isFixed() && p.isPlacement()) {
+		s := newCountSearch(h.m, work)
+		s.bound = shared.bound
+		s.begin()
+		if s.branch(); s.best != nil {
+			s.margin = shared.margin
+			return s, nil
+		}
+	}
 	if err := h.search(); err != nil {
 		return nil, err
 	}
@@ -92,7 +106,7 @@ type holdSearch struct {
 // most for its price, and then shrink.
 func (h *holdSearch) search() (err error) {
 	p := h.m.problem
-	if !slices.ContainsFunc(p.Types, func(t Type) bool { return t.Max > t.Min }) {
+	if p.isFixed() {
 		h.best, err = h.try(h.shared.best[:len(p.Types)], h.steps) // all there is to decide
 		if err == nil && p.isPlacement() {
 			h.best.placed = h.placed
@@ -114,6 +128,11 @@ func (h *holdSearch) search() (err error) {
 		h.best = last
 	}
 	return err
+}
+
+// isFixed reports whether the machines are given.
+func (p *Problem) isFixed() bool {
+	return !slices.ContainsFunc(p.Types, func(t Type) bool { return t.Max > t.Min })
 }
 
 // isPlacement reports whether the problem's goal is that of a placement program: the share that is
