@@ -51,6 +51,9 @@ type Model struct {
 	// Variants, if there are any, make this a family: each may answer its queries. Then Latencies
 	// and Known are those of the fastest, as [Model.SetVariants] sets them.
 	Variants []Variant
+	// TargetAccuracy is the mean accuracy of the answers for which machines are rented, where what
+	// they hold is placed; 0: that of the best variant.
+	TargetAccuracy float64
 }
 
 // Instances is a number of instances of one type in a pool.

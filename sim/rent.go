@@ -41,7 +41,8 @@ func (r *simulation) beginRenting() {
 	r.fleet.Schedule(0, r.wakeRental)
 }
 
-// RentingFamily is m as the leader plans machines for it: by its best variant, the first of equals.
+// RentingFamily is m as the leader plans machines for it: by its best variant, the first of equals,
+// or for its target accuracy.
 func (m *Model) RentingFamily() renting.Family {
 	best := slices.MaxFunc(m.variantsOf(), func(a, b Variant) int {
 		return cmp.Compare(a.Accuracy, b.Accuracy)
@@ -52,6 +53,17 @@ func (m *Model) RentingFamily() renting.Family {
 	}
 	for name, l := range best.assumedLatencies() {
 		f.Latencies[profiles.InstanceType(name)] = l
+	}
+	if f.TargetAccuracy = m.TargetAccuracy; f.TargetAccuracy == 0 {
+		return f
+	}
+	for _, v := range m.variantsOf() {
+		of := renting.Variant{Name: v.Name, Accuracy: v.Accuracy,
+			Latencies: map[profiles.InstanceType]plan.Latencies{}}
+		for name, l := range v.assumedLatencies() {
+			of.Latencies[profiles.InstanceType(name)] = l
+		}
+		f.Variants = append(f.Variants, of)
 	}
 	return f
 }

@@ -38,6 +38,7 @@ type dayOptions struct {
 	spotPrice, spotLosses    float64
 	speed                    float64
 	fits                     int
+	targetAccuracy           float64
 	plotFile                 string
 }
 
@@ -105,6 +106,8 @@ may lead.
 	flags.DurationVar(&o.placePeriod, "place-period", time.Minute, "time between two placements")
 	flags.DurationVar(&o.loads, "load-time", 5*time.Second, "time to load a variant")
 	flags.IntVar(&o.fits, "fits", 2, "how many variants a machine's memory holds at once")
+	flags.Float64Var(&o.targetAccuracy, "target-accuracy", 0,
+		"mean accuracy of families' answers to rent for (default: that of the best variants)")
 	flags.StringVar(&o.catalogue, "catalogue", "",
 		"YAML file with more instance types and prices than the built-in ones")
 	flags.StringVar(&o.plotFile, "plot", "", "PNG or SVG file to draw the day to")
@@ -187,6 +190,9 @@ func (o *dayOptions) config() (*simday.Config, error) {
 	if o.fits < 1 {
 		return nil, fmt.Errorf("fits: %d, want 1 or more", o.fits)
 	}
+	if !(o.targetAccuracy >= 0 && o.targetAccuracy <= 1) {
+		return nil, fmt.Errorf("target-accuracy: %v, want above 0 and up to 1", o.targetAccuracy)
+	}
 	p, _, err := policy.Read(o.fleetFile)
 	if err != nil {
 		return nil, err
@@ -222,6 +228,9 @@ func (o *dayOptions) config() (*simday.Config, error) {
 		return nil, err
 	}
 	base.Rate, base.Seed = o.rate, o.seed
+	for i := range base.Models {
+		base.Models[i].TargetAccuracy = o.targetAccuracy
+	}
 	cfg := &simday.Config{
 		Sim: *base, Kept: kept,
 		Renting: renting.Config{

@@ -121,7 +121,9 @@ func (c *Config) Run(ctx context.Context, form string, progress func(at time.Dur
 	default:
 		return nil, fmt.Errorf("got the form %q, want one of %q", form, Forms())
 	}
-	if !place {
+	if place {
+		its.Fits = cmp.Or(c.Place.Fits, 2)
+	} else {
 		cfg.Models = bestOnly(cfg.Models)
 	}
 	if fixedFor > 0 {

@@ -35,6 +35,8 @@ type Config struct {
 	WarmUp, Length time.Duration
 	// Boot is how long a machine takes from its launch until its agent serves.
 	Boot time.Duration
+	// Fits is how many variants a machine has memory for, as it is planned with; 0: for all.
+	Fits int
 	// SpotLosses is how often the provider takes all spot machines of a type, in 1/hr. It says so
 	// Notice before.
 	SpotLosses float64
@@ -88,6 +90,17 @@ type Family struct {
 	Share     float64 // of the queries, that should be in time
 	Sizes     profiles.Distribution
 	// Latencies are those that machines are planned with, by type: those of its best variant.
+	Latencies map[profiles.InstanceType]plan.Latencies
+	// TargetAccuracy is the mean accuracy for which machines are planned, by the Variants; 0: that of
+	// the best one.
+	TargetAccuracy float64
+	Variants       []Variant
+}
+
+// A Variant may answer for a family.
+type Variant struct {
+	Name      string
+	Accuracy  float64
 	Latencies map[profiles.InstanceType]plan.Latencies
 }
 

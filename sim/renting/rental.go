@@ -240,7 +240,7 @@ func (r *Rental) act(a rent.Action) {
 // is. rate is that of the last step, in queries/s.
 func (r *Rental) plan(rate float64) (changes bool, err error) {
 	if r.serves == nil {
-		capacity, err := choose.NewCapacity(&choose.Fleet{Problem: r.problem()})
+		capacity, err := choose.NewCapacity(r.demand())
 		if err != nil {
 			return false, err
 		}
@@ -264,10 +264,9 @@ func (r *Rental) plan(rate float64) (changes bool, err error) {
 	}
 	r.lacked, r.planned = strings.Join(lacked, " "), r.now
 	r.chooser.MarkPlanned(r.now)
-	f := &choose.Fleet{
-		Problem: r.problem(), Prices: r.cfg.Prices, Desired: r.desired, Lacks: lacks,
-		Foreign: map[profiles.InstanceType]int{}, Have: map[rent.Kind]int{},
-	}
+	f := r.demand()
+	f.Prices, f.Desired, f.Lacks = r.cfg.Prices, r.desired, lacks
+	f.Foreign, f.Have = map[profiles.InstanceType]int{}, map[rent.Kind]int{}
 	for _, m := range r.machines {
 		f.Have[m.Slot.Kind]++
 	}
@@ -290,8 +289,9 @@ func (r *Rental) plan(rate float64) (changes bool, err error) {
 	return choice.Change, nil
 }
 
-// problem is the demand as the leader has counted it, on the types that may be rented or are there.
-func (r *Rental) problem() *plan.Problem {
+// demand is what the leader knows of the demand, and of what machines of the types that may be
+// rented or are there can do about it.
+func (r *Rental) demand() *choose.Fleet {
 	types := map[profiles.InstanceType]float64{}
 	for kind, price := range r.cfg.Prices {
 		if kind.Market == rent.OnDemand {
@@ -299,9 +299,12 @@ func (r *Rental) problem() *plan.Problem {
 		}
 	}
 	p := &plan.Problem{}
+	fleet := &choose.Fleet{Problem: p, Memory: map[profiles.InstanceType]float64{},
+		Sizes: map[string]float64{}}
 	names := slices.Sorted(maps.Keys(types))
 	for _, t := range names {
 		p.Types = append(p.Types, plan.Type{Name: t, Price: types[t]})
+		fleet.Memory[t] = float64(r.cfg.Fits) // of variants that take 1 each
 	}
 	const queries = 1e6 // so many have come that the target needs no margin for few
 	for f := range r.families {
@@ -318,8 +321,20 @@ func (r *Rental) problem() *plan.Problem {
 		}
 		p.Models = append(p.Models, m)
 		p.Target = max(p.Target, plan.SureTarget(its.Share, queries))
+		fleet.Sizes[its.Name] = 1
+		family := choose.Family{Name: its.Name, Model: len(p.Models) - 1,
+			TargetAccuracy: its.TargetAccuracy}
+		for _, v := range its.Variants {
+			variant := choose.Variant{Name: v.Name, Accuracy: v.Accuracy}
+			for _, t := range names {
+				variant.Latencies = append(variant.Latencies, v.Latencies[t])
+			}
+			family.Variants = append(family.Variants, variant)
+			fleet.Sizes[v.Name] = 1
+		}
+		fleet.Families = append(fleet.Families, family)
 	}
-	return p
+	return fleet
 }
 
 // tell notes an event.
@@ -338,9 +353,9 @@ func (c *Config) FixedFor(families []Family, foreign map[profiles.InstanceType]i
 	bounds.Rate, bounds.Budget = rate, 0
 	r := New(c, families, nil, nil)
 	r.now = c.WarmUp
-	choice, err := choose.New(bounds).Choose(context.Background(), 0, &choose.Fleet{
-		Problem: r.problem(), Prices: c.Prices, Foreign: foreign,
-	})
+	f := r.demand()
+	f.Prices, f.Foreign = c.Prices, foreign
+	choice, err := choose.New(bounds).Choose(context.Background(), 0, f)
 	if err != nil {
 		return nil, err
 	}
