@@ -427,10 +427,16 @@ func settleIndex(s *onnx.Signature, f *roles.Feature, index *onnx.ValueDescripti
 	rows string) bool {
 	last := f.Form == roles.RowSplits
 	name := nameOf(index, 0)
+	// Offsets of several features may have one more than rows, under a name of their own.
+	isOffsets := func(input string) bool {
+		input = strings.ToLower(input)
+		return f.Form != roles.Lengths &&
+			(strings.HasSuffix(input, "offsets") || strings.HasSuffix(input, "row_splits"))
+	}
 	isUsers := func(name string) bool {
 		return name != "" && name != rows && slices.ContainsFunc(s.Inputs,
 			func(p onnx.ValueDescription) bool {
-				return p.Name != index.Name && nameOf(&p, 0) == name
+				return p.Name != index.Name && nameOf(&p, 0) == name && !isOffsets(p.Name)
 			})
 	}
 	if len(index.Shape) == 2 && f.Form == roles.Lengths {

@@ -92,6 +92,11 @@ func TestInferredRoles(t *testing.T) {
 			port("offsets", "n_plus_1")},
 			[]onnx.ValueDescription{port("scores", "n")},
 			"row x; ragged values by offsets offsets per row", ""},
+		{"offsets of two features with the last", []onnx.ValueDescription{
+			port("a_values", "va"), port("a_offsets", "n1"), port("b_values", "vb"),
+			port("b_offsets", "n1"),
+		}, []onnx.ValueDescription{port("scores", "n")},
+			"ragged a_values by offsets a_offsets per row; ragged b_values by offsets b_offsets per row", ""},
 		{"row splits", []onnx.ValueDescription{port("x", "n"), port("tags/values", "v"),
 			port("tags/row_splits", "s")},
 			[]onnx.ValueDescription{port("scores", "n")},

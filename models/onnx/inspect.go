@@ -238,6 +238,63 @@ func appendVarints(data []byte, f wireField, size int) ([]byte, error) {
 	return data, nil
 }
 
+// A Body is a graph within a node: of a Loop, or a branch of an If.
+type Body struct {
+	Nodes           []Node
+	Inputs, Outputs []string
+	Initializers    []Initializer
+}
+
+// Body returns the graph that is an attribute of a node that was read; false if there is none.
+func (n Node) Body(attribute string) (b Body, ok bool) {
+	// readNode has split it before, and countUses the graph
+	_ = eachField(n.raw, nodeAttribute, func(a []byte) error {
+		if name, err := nameOf(a, attributeName); err != nil || name != attribute {
+			return err
+		}
+		return eachField(a, attributeGraph, func(graph []byte) (err error) {
+			b, err = readBody(graph)
+			ok = err == nil
+			return err
+		})
+	})
+	return b, ok
+}
+
+func readBody(graph []byte) (b Body, err error) {
+	fields, err := split(graph)
+	for _, f := range fields {
+		switch {
+		case f.body == nil || err != nil:
+		case f.number == graphNode:
+			var n Node
+			n, err = readNode(f.body)
+			b.Nodes = append(b.Nodes, n)
+		case f.number == graphInitializer:
+			var t Initializer
+			t, err = readInitializer(f.body)
+			b.Initializers = append(b.Initializers, t)
+		case f.number == graphInput:
+			var name string
+			name, err = nameOf(f.body, valueName)
+			b.Inputs = append(b.Inputs, name)
+		case f.number == graphOutput:
+			var name string
+			name, err = nameOf(f.body, valueName)
+			b.Outputs = append(b.Outputs, name)
+		}
+	}
+	return b, err
+}
+
+// NestedUses returns how often graphs within a node that was read use each value, their own among
+// them.
+func (n Node) NestedUses() map[string]int {
+	used := map[string]int{}
+	_ = nestedUses(n.raw, used, 0) // countUses has done so before
+	return used
+}
+
 // Applies reports whether a graph within a node that was read applies an operator, at any depth.
 func (n Node) Applies(operator string) bool { return appliesOperator(n.raw, operator, 0) }
 

@@ -56,6 +56,46 @@ static inline int64_t first_id(const struct bags_table *t, int64_t bag) {
 	return row / t->outer * t->group + row % t->outer * t->lookups * t->inner + in;
 }
 
+// A bag_span is the lookups [at, at + n * inner) of a bag.
+struct bag_span {
+	int64_t at, n;
+	float by;    // what a mean is divided by, > 0
+	float empty; // the value of a bag without rows
+};
+
+static inline int64_t offset_at(const struct bags_table *t, int64_t i) {
+	return t->offset_size == 8 ? ((const int64_t *)t->offsets)[i] : ((const int32_t *)t->offsets)[i];
+}
+
+// bound returns an offset as Slice takes it.
+static inline int64_t bound(int64_t offset, int64_t n) {
+	if (offset < 0) offset += n;
+	return offset < 0 ? 0 : offset > n ? n : offset;
+}
+
+static __attribute__((noinline)) struct bag_span ragged_span(
+	const struct bags_table *t, int64_t bag, int64_t bags) {
+	const int64_t from = offset_at(t, bag);
+	int64_t to = bag + 1 < t->offset_count ? offset_at(t, bag + 1) : t->id_count;
+	const int same = from == to, open = t->open && bag + 1 == bags;
+	struct bag_span s = {.at = bound(from, t->id_count), .empty = 0};
+	if (t->mode == BAGS_MAX && !(t->zero && same)) s.empty = -__builtin_inff();
+	if (t->mode == BAGS_MAX && open && !same) to = t->id_count;
+	s.n = bound(to, t->id_count) - s.at;
+	if (s.n < 0) s.n = 0;
+	s.by = (float)s.n;
+	if (open && !same) s.by = t->id_count > from ? (float)((uint64_t)t->id_count - (uint64_t)from) : 1.0f;
+	return s;
+}
+
+static inline __attribute__((always_inline)) struct bag_span span_of(
+	const struct bags_table *t, int64_t bag, int64_t bags) {
+	if (__builtin_expect(t->offsets != NULL, 0)) return ragged_span(t, bag, bags);
+	struct bag_span s = {.at = first_id(t, bag), .n = t->lookups, .by = (float)t->lookups, .empty = 0};
+	if (t->mode == BAGS_MAX) s.empty = -__builtin_inff();
+	return s;
+}
+
 // An ahead walks over the ids of several tables some rows before the sum does.
 struct ahead {
 	const struct bags_table *table;
@@ -70,13 +110,14 @@ static __attribute__((noinline)) void ahead_enter(struct ahead *a) {
 			a->table++;
 			a->bag = 0;
 		}
-		if (a->table->lookups > 0) break;
+		const struct bag_span s = span_of(a->table, a->bag, a->bags);
+		a->at = s.at;
+		a->lookup = s.n;
+		if (s.n > 0) break;
 		a->bag++;
 		a->left--;
 	}
 	if (a->left <= 0) return;
-	a->at = first_id(a->table, a->bag);
-	a->lookup = a->table->lookups;
 	a->bytes = bags_row_bytes(a->table);
 }
 
@@ -139,6 +180,63 @@ static inline float element(enum bags_form form, const uint8_t *p, int j, int sh
 // bytes_of returns the bytes that n elements take; of BAGS_INT4 those of one half.
 static inline int64_t bytes_of(enum bags_form form, int64_t n) {
 	return form == BAGS_FP32 ? 4 * n : form == BAGS_FP16 ? 2 * n : n;
+}
+
+// few is as many elements as bag_of_few keeps in registers at a time.
+enum { FEW = 32 };
+
+typedef float few_vec __attribute__((vector_size(16)));
+typedef int32_t few_mask __attribute__((vector_size(16)));
+
+// add_few adds the rows of a bag at the elements [0, n), n <= FEW, with weights or for their maximum. It
+// returns the index of the first bad lookup, or -1.
+static inline __attribute__((always_inline)) int64_t add_few(const struct bags_table *t,
+	const struct bag_span *s, const float *p, int64_t n, float *out, struct ahead *ahead) {
+	few_vec sum[FEW / 4];
+	float v[FEW] = {0};
+	const float first = t->mode == BAGS_MAX ? s->empty : 0;
+	for (int i = 0; i < FEW / 4; i++) sum[i] = (few_vec){first, first, first, first};
+	int64_t at = s->at;
+	for (int64_t l = 0; l < s->n; l++, at += t->inner) {
+		uint64_t id = (uint64_t)id_at(t, at), count = (uint64_t)t->count;
+		if ((int64_t)id < 0) id += count;
+		if (__builtin_expect(id >= count, 0)) return l;
+		if (ahead) ahead_next(ahead);
+		const float *row = p + (int64_t)id * t->dim;
+		if (n == FEW)
+			memcpy(v, row, sizeof v);
+		else
+			memcpy(v, row, (size_t)n * sizeof *v);
+		const float w = t->weights ? t->weights[at] : 1;
+		for (int i = 0; i < FEW / 4; i++) {
+			few_vec x;
+			memcpy(&x, v + 4 * i, sizeof x);
+			if (t->mode == BAGS_MAX) {
+				const few_mask greater = x > sum[i];
+				sum[i] = (few_vec)(((few_mask)x & greater) | ((few_mask)sum[i] & ~greater));
+			} else {
+				sum[i] += x * w;
+			}
+		}
+	}
+	if (t->mode == BAGS_MEAN && s->n > 0)
+		for (int i = 0; i < FEW / 4; i++) sum[i] /= s->by;
+	memcpy(out, sum, (size_t)n * sizeof *out);
+	return -1;
+}
+
+// bag_of_few computes one output row of a table of floats, with weights or for the maximum. What takes
+// time are the rows' way from memory, for which all instruction sets have vectors enough.
+static int64_t bag_of_few(const struct bags_table *t, const struct bag_span *s, float *out,
+	struct ahead *ahead) {
+	const float *p = t->rows;
+	for (int64_t left = t->dim; left > 0; left -= FEW, p += FEW, out += FEW) {
+		const int64_t bad = left >= FEW ? add_few(t, s, p, FEW, out, ahead)
+										: add_few(t, s, p, left, out, ahead);
+		if (bad >= 0) return bad;
+		ahead = NULL;
+	}
+	return -1;
 }
 
 #define JOIN_(a, b) a##_##b

@@ -16,12 +16,23 @@ enum bags_form {
 	BAGS_INT4 = 3,
 };
 
+// What becomes of a bag's rows. The mean of none is 0.
+enum bags_mode {
+	BAGS_SUM = 0,
+	BAGS_MEAN = 1,
+	BAGS_MAX = 2, // with BAGS_FP32 only
+};
+
 // A bags_table is a table and the ids that are looked up in it. A bag is the ids of one output row:
 // the lookups [0, lookups) of bag b are the ids at
 //
 //	ids[b / (inner * outer) * group + b / inner % outer * lookups * inner + l * inner + b % inner]
 //
 // A group is thus a contiguous range of outer * lookups * inner ids.
+//
+// With offsets, bags have as many lookups as these say: bag b has the ids from offset b on to the next
+// offset, or to the last id. Offsets are bounds as those of the operator Slice: negative ones count
+// from the end, others are cut off at both ends, and a bag that ends before it begins is empty.
 struct bags_table {
 	const void *rows;
 	const float *scales; // of each row, for integers
@@ -32,7 +43,17 @@ struct bags_table {
 	const void *ids;
 	int id_size; // 4 or 8 bytes, signed
 	int64_t lookups, outer, inner, group;
-	int mean; // whether sums are divided by lookups
+
+	const void *offsets; // NULL: all bags have the same number of lookups
+	int offset_size;     // 4 or 8 bytes, signed
+	int64_t offset_count, id_count;
+	// open is whether the last bag's end is taken for the last id where its mean is divided and its
+	// maximum sought; see match.go.
+	int open;
+	int zero; // whether the maximum of a bag of two equal offsets is 0; that of other empty ones is -inf
+
+	enum bags_mode mode;
+	const float *weights; // of each id, by which its row is multiplied; NULL: none. With BAGS_FP32 only
 
 	float *out; // of bag 0; that of bag b is b * stride of the call after it
 };

@@ -23,8 +23,8 @@ INLINE_SVE svfloat32_t load_sve(svbool_t on, enum bags_form form, const uint8_t 
 // columns_sve adds the elements [0, n) of all rows of a bag, at most four vectors, and stores them at
 // out. p is the first of these of the table's first row. It returns the index of the first bad
 // lookup, or -1.
-INLINE_SVE int64_t columns_sve(const struct bags_table *t, const uint8_t *p, int64_t bytes, int64_t at,
-	float *out, enum bags_form form, int id_size, int64_t n, int shift, struct ahead *ahead) {
+INLINE_SVE int64_t columns_sve(const struct bags_table *t, const uint8_t *p, int64_t bytes,
+	const struct bag_span *span, float *out, enum bags_form form, int id_size, int64_t n, int shift, struct ahead *ahead) {
 	const int64_t lanes = lanes_sve();
 	const uint64_t count = (uint64_t)t->count;
 	const int scaled = form == BAGS_INT8 || form == BAGS_INT4;
@@ -34,7 +34,8 @@ INLINE_SVE int64_t columns_sve(const struct bags_table *t, const uint8_t *p, int
 	const svbool_t on##i = svwhilelt_b32_s64(i * lanes, n);                                            \
 	svfloat32_t sum##i = svdup_n_f32(0);
 	EACH(CLEAR)
-	for (int64_t l = 0; l < t->lookups; l++, at += t->inner) {
+	int64_t at = span->at;
+	for (int64_t l = 0; l < span->n; l++, at += t->inner) {
 		uint64_t id = id_size == 8 ? (uint64_t)((const int64_t *)t->ids)[at]
 								   : (uint64_t)(int64_t)((const int32_t *)t->ids)[at];
 		if ((int64_t)id < 0) id += count;
@@ -51,7 +52,7 @@ INLINE_SVE int64_t columns_sve(const struct bags_table *t, const uint8_t *p, int
 		EACH(ADD)
 	}
 #define STORE(i)                                                                                       \
-	if (t->mean) sum##i = svdiv_n_f32_x(on##i, sum##i, (float)t->lookups);                             \
+	if (t->mode == BAGS_MEAN && span->n > 0) sum##i = svdiv_n_f32_x(on##i, sum##i, span->by);          \
 	svst1_f32(on##i, out + i * lanes, sum##i);
 	EACH(STORE)
 #undef EACH
@@ -62,14 +63,14 @@ INLINE_SVE int64_t columns_sve(const struct bags_table *t, const uint8_t *p, int
 }
 
 // bag_sve computes one output row. Only the first pass over the rows fetches ahead.
-INLINE_SVE int64_t bag_sve(const struct bags_table *t, int64_t at, float *out, enum bags_form form,
-	int id_size, struct ahead *ahead) {
+INLINE_SVE int64_t bag_sve(const struct bags_table *t, const struct bag_span *span, float *out,
+	enum bags_form form, int id_size, struct ahead *ahead) {
 	const int64_t bytes = bags_row_bytes(t), most = 4 * lanes_sve();
 	for (int half = 0; half < (form == BAGS_INT4 ? 2 : 1); half++) {
 		const uint8_t *p = t->rows;
 		for (int64_t left = form == BAGS_INT4 ? t->dim / 2 : t->dim; left > 0;) {
 			const int64_t n = left < most ? left : most;
-			const int64_t bad = columns_sve(t, p, bytes, at, out, form, id_size, n, 4 * half, ahead);
+			const int64_t bad = columns_sve(t, p, bytes, span, out, form, id_size, n, 4 * half, ahead);
 			if (bad >= 0) return bad;
 			ahead = NULL;
 			p += bytes_of(form, n);

@@ -22,10 +22,11 @@ enum { NAME(PER16) = 16 / LANES };
 
 // columns adds the elements [0, 16 * blocks) of all rows of a bag, and stores them at out. p is the
 // first of these of the table's first row. It returns the index of the first bad lookup, or -1.
-INLINE int64_t NAME(columns)(const struct bags_table *t, const uint8_t *p, int64_t bytes, int64_t at,
-	float *out, enum bags_form form, int id_size, int blocks, int shift, struct ahead *ahead) {
+INLINE int64_t NAME(columns)(const struct bags_table *t, const uint8_t *p, int64_t bytes,
+	const struct bag_span *span, float *out, enum bags_form form, int id_size, int blocks, int shift, struct ahead *ahead) {
 	VEC sum[4 * NAME(PER16)], v[NAME(PER16)], scale = SPLAT(1);
-	const int64_t n = t->lookups, step = t->inner;
+	const int64_t n = span->n, step = t->inner;
+	int64_t at = span->at;
 	const uint64_t count = (uint64_t)t->count;
 #define CLEAR(b, i) sum[b * NAME(PER16) + i] = SPLAT(0);
 #define CLEAR_BLOCK(b) EACH(CLEAR, b)
@@ -47,8 +48,8 @@ INLINE int64_t NAME(columns)(const struct bags_table *t, const uint8_t *p, int64
 #define SCALE(b, i) v[i] *= scale;
 		BLOCKS(ADD_BLOCK)
 	}
-	if (t->mean) {
-		VEC by = SPLAT((float)n);
+	if (t->mode == BAGS_MEAN && n > 0) {
+		VEC by = SPLAT(span->by);
 #define DIVIDE(b, i) sum[b * NAME(PER16) + i] /= by;
 #define DIVIDE_BLOCK(b) EACH(DIVIDE, b)
 		BLOCKS(DIVIDE_BLOCK)
@@ -60,10 +61,11 @@ INLINE int64_t NAME(columns)(const struct bags_table *t, const uint8_t *p, int64
 }
 
 // tail is columns for n < 16 elements.
-INLINE int64_t NAME(tail)(const struct bags_table *t, const uint8_t *p, int64_t bytes, int64_t at,
-	float *out, enum bags_form form, int n, int shift, struct ahead *ahead) {
+INLINE int64_t NAME(tail)(const struct bags_table *t, const uint8_t *p, int64_t bytes,
+	const struct bag_span *span, float *out, enum bags_form form, int n, int shift, struct ahead *ahead) {
 	float sum[16] = {0};
-	for (int64_t l = 0; l < t->lookups; l++, at += t->inner) {
+	int64_t at = span->at;
+	for (int64_t l = 0; l < span->n; l++, at += t->inner) {
 		uint64_t id = (uint64_t)id_at(t, at), count = (uint64_t)t->count;
 		if ((int64_t)id < 0) id += count;
 		if (__builtin_expect(id >= count, 0)) return l;
@@ -77,13 +79,14 @@ INLINE int64_t NAME(tail)(const struct bags_table *t, const uint8_t *p, int64_t 
 			sum[j] += v;
 		}
 	}
-	for (int j = 0; j < n; j++) out[j] = t->mean ? sum[j] / (float)t->lookups : sum[j];
+	const int mean = t->mode == BAGS_MEAN && span->n > 0;
+	for (int j = 0; j < n; j++) out[j] = mean ? sum[j] / span->by : sum[j];
 	return -1;
 }
 
 // bag computes one output row. Only the first pass over the rows fetches ahead.
-INLINE int64_t NAME(bag)(const struct bags_table *t, int64_t at, float *out, enum bags_form form,
-	int id_size, struct ahead *ahead) {
+INLINE int64_t NAME(bag)(const struct bags_table *t, const struct bag_span *span, float *out,
+	enum bags_form form, int id_size, struct ahead *ahead) {
 	const int64_t bytes = bags_row_bytes(t);
 	int64_t bad = -1;
 	for (int half = 0; half < (form == BAGS_INT4 ? 2 : 1); half++) {
@@ -93,7 +96,7 @@ INLINE int64_t NAME(bag)(const struct bags_table *t, int64_t at, float *out, enu
 		while (left > 0) {
 			int64_t n = left < 64 ? left & -16 : 64;
 			switch (n) {
-#define PASS(blocks) bad = NAME(columns)(t, p, bytes, at, out, form, id_size, blocks, shift, ahead)
+#define PASS(blocks) bad = NAME(columns)(t, p, bytes, span, out, form, id_size, blocks, shift, ahead)
 			case 64: PASS(4); break;
 			case 48: PASS(3); break;
 			case 32: PASS(2); break;
@@ -101,7 +104,7 @@ INLINE int64_t NAME(bag)(const struct bags_table *t, int64_t at, float *out, enu
 #undef PASS
 			default:
 				n = left;
-				bad = NAME(tail)(t, p, bytes, at, out, form, (int)n, shift, ahead);
+				bad = NAME(tail)(t, p, bytes, span, out, form, (int)n, shift, ahead);
 			}
 			if (bad >= 0) return bad;
 			ahead = NULL;
@@ -116,8 +119,8 @@ INLINE int64_t NAME(bag)(const struct bags_table *t, int64_t at, float *out, enu
 
 #define BAG(form, id_size)                                                                             \
 	static ATTRIBUTE int64_t NAME(JOIN(bag##form, id_size))(                                           \
-		const struct bags_table *t, int64_t at, float *out, struct ahead *ahead) {                     \
-		return NAME(bag)(t, at, out, form, id_size, ahead);                                            \
+		const struct bags_table *t, const struct bag_span *span, float *out, struct ahead *ahead) {    \
+		return NAME(bag)(t, span, out, form, id_size, ahead);                                          \
 	}
 BAG(BAGS_FP32, 4)
 BAG(BAGS_FP32, 8)
@@ -131,8 +134,8 @@ BAG(BAGS_INT4, 8)
 
 static int NAME(sum)(const struct bags_table *tables, int64_t bags, int64_t stride, int64_t from,
 	int64_t to, int distance, struct bags_fault *fault) {
-	static int64_t (*const functions[4][2])(const struct bags_table *, int64_t, float *,
-		struct ahead *) = {
+	static int64_t (*const functions[4][2])(const struct bags_table *, const struct bag_span *,
+		float *, struct ahead *) = {
 		{NAME(JOIN(bagBAGS_FP32, 4)), NAME(JOIN(bagBAGS_FP32, 8))},
 		{NAME(JOIN(bagBAGS_FP16, 4)), NAME(JOIN(bagBAGS_FP16, 8))},
 		{NAME(JOIN(bagBAGS_INT8, 4)), NAME(JOIN(bagBAGS_INT8, 8))},
@@ -149,10 +152,13 @@ static int NAME(sum)(const struct bags_table *tables, int64_t bags, int64_t stri
 			bag = 0;
 			t++;
 		}
-		int64_t at = first_id(t, bag);
-		int64_t bad = functions[t->form][t->id_size == 8](t, at, t->out + bag * stride, &ahead);
+		const struct bag_span span = span_of(t, bag, bags);
+		float *out = t->out + bag * stride;
+		int64_t bad = __builtin_expect(t->weights != NULL || t->mode == BAGS_MAX, 0)
+						  ? bag_of_few(t, &span, out, &ahead)
+						  : functions[t->form][t->id_size == 8](t, &span, out, &ahead);
 		if (bad >= 0) {
-			fault->id = id_at(t, at + bad * t->inner);
+			fault->id = id_at(t, span.at + bad * t->inner);
 			fault->count = t->count;
 			return -1;
 		}

@@ -2,6 +2,7 @@ package kernels
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -40,7 +41,7 @@ func (m *matcher) checkModel(groups []group, threads int) (onnx.Model, error) {
 				}
 				seen[n.Outputs[0]] = true
 				c.Nodes = append(c.Nodes, n)
-				for _, input := range n.Inputs {
+				for _, input := range slices.Concat(n.Inputs, slices.Sorted(maps.Keys(n.NestedUses()))) {
 					t, ok := m.graph.Constant(input)
 					if !ok || seen[input] {
 						continue
@@ -53,18 +54,7 @@ func (m *matcher) checkModel(groups []group, threads int) (onnx.Model, error) {
 					c.Initializers = append(c.Initializers, part)
 				}
 			}
-			if !seen[b.source.value] {
-				seen[b.source.value] = true
-				kind := m.idType(b.source.value)
-				c.Inputs = append(c.Inputs, onnx.ValueDescription{Name: b.source.value,
-					DataType: kind,
-					Shape:    slices.Repeat([]int64{onnx.Dynamic}, b.source.rank)})
-			}
-			if s := b.source; s.split >= 0 {
-				i := slices.IndexFunc(c.Inputs,
-					func(p onnx.ValueDescription) bool { return p.Name == s.value })
-				c.Inputs[i].Shape[s.split] = max(c.Inputs[i].Shape[s.split], s.of)
-			}
+			m.addInputs(&c, &b, seen)
 		}
 		ours, theirs := g.makeNode(threads), fmt.Sprintf("%s/standard/%d", domain, i)
 		ours.Outputs = []string{fmt.Sprintf("%s/ours/%d", domain, i)}
@@ -80,6 +70,30 @@ func (m *matcher) checkModel(groups []group, threads int) (onnx.Model, error) {
 		}
 	}
 	return c, nil
+}
+
+// addInputs adds what a bag takes to the check's inputs.
+func (m *matcher) addInputs(c *onnx.Model, b *bag, seen map[string]bool) {
+	add := func(value string, kind tensor.DataType, rank int) {
+		if value == "" || seen[value] {
+			return
+		}
+		seen[value] = true
+		c.Inputs = append(c.Inputs, onnx.ValueDescription{Name: value, DataType: kind,
+			Shape: slices.Repeat([]int64{onnx.Dynamic}, rank)})
+	}
+	s := b.source
+	add(s.value, m.idType(s.value), s.rank)
+	add(b.offsets, m.idType(b.offsets), 1)
+	rank, _ := m.rankOf(b.weights, 0)
+	add(b.weights, tensor.FP32, rank)
+	i := slices.IndexFunc(c.Inputs,
+		func(p onnx.ValueDescription) bool { return p.Name == s.value })
+	if shape := c.Inputs[i].Shape; s.split >= 0 {
+		shape[s.split] = max(shape[s.split], s.of)
+	} else if b.lookups > 0 {
+		shape[b.reduce] = b.lookups
+	}
 }
 
 // idType returns the data type of ids: that of an input of the graph or of a Cast, else INT64,
@@ -115,6 +129,7 @@ func (r *Rewritten) Check(options *ort.SessionOptions) error {
 	rows := map[string]int64{}            // the fewest rows of a table that ids are used for
 	sizes := map[string][]int64{}
 	r.setBounds(random, rows, sizes)
+	offsets := r.offsets(sizes)
 	var inputs, outputs []ort.Value
 	defer func() {
 		for _, v := range slices.Concat(inputs, outputs) {
@@ -126,7 +141,16 @@ func (r *Rewritten) Check(options *ort.SessionOptions) error {
 	var names, results []string
 	for _, p := range r.check.Inputs {
 		names = append(names, p.Name)
-		v, err := randomIDs(random, p.DataType, sizes[p.Name], rows[p.Name])
+		var v ort.Value
+		var err error
+		switch {
+		case p.DataType == tensor.FP32:
+			v, err = randomWeights(random, sizes[p.Name])
+		case offsets[p.Name] > 0:
+			v, err = randomOffsets(random, p.DataType, sizes[p.Name], offsets[p.Name]-1)
+		default:
+			v, err = randomIDs(random, p.DataType, sizes[p.Name], rows[p.Name])
+		}
 		if err != nil {
 			return err
 		}
@@ -172,12 +196,10 @@ func (r *Rewritten) setBounds(random *rand.Rand, rows map[string]int64, sizes ma
 			if have, ok := rows[name]; !ok || count[n.Inputs[f.table]] < have {
 				rows[name] = count[n.Inputs[f.table]]
 			}
-			shape := sizes[name]
-			if shape == nil {
-				i := slices.IndexFunc(r.check.Inputs,
-					func(p onnx.ValueDescription) bool { return p.Name == name })
-				shape = slices.Clone(r.check.Inputs[i].Shape)
-				sizes[name] = shape
+			shape := r.shapeOf(name, sizes)
+			if f.offsets >= 0 {
+				r.setRagged(n, f, shape, common, sizes)
+				continue
 			}
 			axis := 0 // of the output
 			for i := range shape {
@@ -203,8 +225,113 @@ func (r *Rewritten) setBounds(random *rand.Rand, rows map[string]int64, sizes ma
 					axis++
 				}
 			}
+			if f.weights >= 0 {
+				sizes[n.Inputs[f.weights]] = shape
+			}
 		}
 	}
+}
+
+// shapeOf returns the shape of an input of the check, which is to be set.
+func (r *Rewritten) shapeOf(name string, sizes map[string][]int64) []int64 {
+	shape := sizes[name]
+	if shape == nil {
+		i := slices.IndexFunc(r.check.Inputs,
+			func(p onnx.ValueDescription) bool { return p.Name == name })
+		shape = slices.Clone(r.check.Inputs[i].Shape)
+		sizes[name] = shape
+	}
+	return shape
+}
+
+const (
+	// checkedBags is how many ragged bags the check has, and checkedIDs how many ids. Chosen: some bags
+	// are empty, some have several ids, and the last has some or none; see randomOffsets.
+	checkedBags = 9
+	checkedIDs  = 40
+)
+
+// setRagged is setBounds for a table whose ids have offsets.
+func (r *Rewritten) setRagged(n onnx.Node, f fields, shape []int64, common map[int]int64,
+	sizes map[string][]int64) {
+	for i := range shape {
+		if shape[i] == onnx.Dynamic {
+			shape[i] = 1
+			if i == 0 {
+				shape[i] = checkedIDs
+			}
+		}
+	}
+	if common[0] == 0 {
+		common[0] = checkedBags
+	}
+	bags := common[0]
+	if f.last {
+		bags++
+	}
+	sizes[n.Inputs[f.offsets]] = []int64{bags}
+	if f.weights >= 0 {
+		sizes[n.Inputs[f.weights]] = shape
+	}
+}
+
+// offsets returns the inputs that are offsets, each with 1 more than the number of ids that they are
+// for.
+func (r *Rewritten) offsets(sizes map[string][]int64) map[string]int64 {
+	all := map[string]int64{}
+	for _, n := range r.check.Nodes {
+		if n.Domain != domain {
+			continue
+		}
+		fields := n.Attribute("bags").([]int64)
+		for at := 0; at < len(fields); at += fieldCount {
+			if f := fieldsOf(fields[at:]); f.offsets >= 0 {
+				count := int64(1)
+				for _, d := range sizes[n.Inputs[f.ids]] {
+					count *= d
+				}
+				all[n.Inputs[f.offsets]] = 1 + count
+			}
+		}
+	}
+	return all
+}
+
+// randomOffsets returns offsets that do not decrease, from 0 on, of bags of which some are empty. The
+// last one is the number of ids, where it is the last of the ids.
+func randomOffsets(random *rand.Rand, kind tensor.DataType, shape []int64, ids int64) (ort.Value,
+	error) {
+	values := make([]int64, shape[0])
+	for i := 1; i < len(values); i++ {
+		values[i] = values[i-1]
+		if i%3 != 0 {
+			values[i] = min(ids, values[i]+random.Int64N(2+2*ids/shape[0]))
+		}
+	}
+	if len(values) > checkedBags {
+		values[len(values)-1] = ids
+	}
+	if kind == tensor.Int32 {
+		narrow := make([]int32, len(values))
+		for i, v := range values {
+			narrow[i] = int32(v)
+		}
+		return ort.NewTensor(ort.NewShape(shape...), narrow)
+	}
+	return ort.NewTensor(ort.NewShape(shape...), values)
+}
+
+// randomWeights returns numbers in [-1, 1).
+func randomWeights(random *rand.Rand, shape []int64) (ort.Value, error) {
+	n := int64(1)
+	for _, d := range shape {
+		n *= d
+	}
+	values := make([]float32, n)
+	for i := range values {
+		values[i] = 2*random.Float32() - 1
+	}
+	return ort.NewTensor(ort.NewShape(shape...), values)
 }
 
 // randomIDs returns a tensor of ids in [-rows, rows).

@@ -232,6 +232,16 @@ func executors(t testing.TB, log *strings.Builder) (with, without *runtime.ONNX)
 // compare runs a model with and without kernels, and wants the same outputs, or two errors.
 func compare(t *testing.T, path string, inputs []tensor.Tensor, bad bool) (log string) {
 	t.Helper()
+	log, err := compareRuns(t, path, inputs, bad)
+	if err != nil && !bad {
+		t.Fatalf("neither runs: %v", err)
+	}
+	return log
+}
+
+// compareRuns is compare, and returns the error of both, if both have one.
+func compareRuns(t *testing.T, path string, inputs []tensor.Tensor, bad bool) (log string, _ error) {
+	t.Helper()
 	var text strings.Builder
 	with, without := executors(t, &text)
 	v, err := models.FileVersion(path)
@@ -258,7 +268,7 @@ func compare(t *testing.T, path string, inputs []tensor.Tensor, bad bool) (log s
 		if bad && (!errors.As(errs[0], &outside) || !errors.As(errs[1], &outside)) {
 			t.Fatalf("got error %v, ONNX Runtime's operators %v", errs[0], errs[1])
 		}
-		return text.String()
+		return text.String(), errs[1]
 	}
 	for i, want := range results[1].Outputs {
 		got := results[0].Outputs[i]
@@ -284,7 +294,7 @@ func compare(t *testing.T, path string, inputs []tensor.Tensor, bad bool) (log s
 			}
 		}
 	}
-	return text.String()
+	return text.String(), nil
 }
 
 // random runs the random model of a seed.

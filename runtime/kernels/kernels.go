@@ -47,14 +47,15 @@ const fieldCount = C.SHIM_FIELDS
 
 // fields are what the operator's attribute "bags" says of one table.
 type fields struct {
-	ids, split, size, reduce, table int64
-	drop, keep                      bool
+	ids, split, size, reduce, table, offsets, weights int64
+	drop, keep, last                                  bool
 }
 
 func fieldsOf(f []int64) fields {
 	return fields{
 		ids: f[C.SHIM_IDS], split: f[C.SHIM_SPLIT], size: f[C.SHIM_SIZE],
 		reduce: f[C.SHIM_REDUCE], table: f[C.SHIM_TABLE],
-		drop: f[C.SHIM_DROP] != 0, keep: f[C.SHIM_KEEP] != 0,
+		offsets: f[C.SHIM_OFFSETS], weights: f[C.SHIM_WEIGHTS],
+		drop: f[C.SHIM_DROP] != 0, keep: f[C.SHIM_KEEP] != 0, last: f[C.SHIM_LAST] != 0,
 	}
 }

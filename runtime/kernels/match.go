@@ -20,6 +20,15 @@ const (
 	formInt4
 )
 
+// A mode is what becomes of the rows of a bag, an enum bags_mode of bags.h.
+type mode int64
+
+const (
+	modeSum mode = iota
+	modeMean
+	modeMax
+)
+
 // A table is the rows that a value consists of: those of the constant rows that ids name, in the
 // order of ids, as floats.
 type table struct {
@@ -28,17 +37,46 @@ type table struct {
 	form         form
 }
 
-// A bag is a value that sums rows of a table, or holds one row for each id.
+// A bag is a value that reduces rows of a table to one, or holds one row for each id.
 type bag struct {
 	table
 	value  string
 	source ids
-	// reduce is the axis of source over which rows are summed; -1 if they are not. keep is whether
-	// it stays in the value, with size 1; mean is whether the sum is divided by its size.
-	reduce     int
-	keep, mean bool
-	rank       int         // of the value
-	nodes      []onnx.Node // that compute the value from ids, which are not among them
+	// reduce is the axis of source over which rows are reduced; -1 if they are not. keep is whether
+	// it stays in the value, with size 1.
+	reduce  int
+	keep    bool
+	mode    mode
+	lookups int64       // the size of that axis; 0: not known
+	rank    int         // of the value
+	nodes   []onnx.Node // that compute the value from ids, which are not among them
+
+	// offsets, if not empty, says where in source bags begin, and if last is set, at last where all
+	// end. open and zero are those of bags.h. weights, if not empty, has a factor for each id.
+	offsets          string
+	last, open, zero bool
+	weights          string
+}
+
+// inputs are the values that the operator of a bag takes beside its table.
+func (b *bag) inputs() (all []string) {
+	for _, value := range []string{b.source.value, b.offsets, b.weights} {
+		if value != "" {
+			all = append(all, value)
+		}
+	}
+	return all
+}
+
+// reduceOver has rows summed over an axis of the ids.
+func (b *bag) reduceOver(axis int) {
+	if b.source.drop && axis >= b.source.split {
+		axis++
+	}
+	if b.source.split > axis { // the lookups of a bag would not be consecutive
+		b.source = ids{value: b.ids, rank: b.source.partRank(), split: -1}
+	}
+	b.reduce = axis
 }
 
 // ids are a part of a value: the indices [start, start+size) of its axis split, or all of it if
@@ -100,10 +138,9 @@ func (m *matcher) findGroups() ([]group, error) {
 	bags := map[string]bag{}
 	var order []string
 	for _, n := range m.graph.Nodes {
-		if n.Op == "Loop" && n.Standard() && n.Applies("Slice") &&
-			(n.Applies("ReduceSum") || n.Applies("ReduceMean")) {
-			m.left = append(m.left, fmt.Sprintf("Loop %s: it sums one bag at a time, as PyTorch "+
-				"exports nn.EmbeddingBag; export nn.Embedding and a sum over the lookups", n.Name))
+		if b, ok := m.findLoop(n); ok {
+			bags[b.value] = b
+			order = append(order, b.value)
 		}
 		if len(n.Outputs) != 1 {
 			continue
@@ -212,18 +249,12 @@ func (m *matcher) findBag(n onnx.Node) (bag, bool, error) {
 	if axis < 0 || axis >= rank {
 		return fail("its axis is %d of %d", axes[0], rank)
 	}
-	if b.source.drop && axis >= b.source.split {
-		axis++
-	}
-	if b.source.split > axis { // the lookups of a bag would not be consecutive
-		b.source = ids{value: b.ids, rank: b.source.partRank(), split: -1}
-	}
-	b.reduce = axis
+	b.reduceOver(axis)
 	b.keep = true
 	if v, ok := n.Attribute("keepdims").(int64); ok {
 		b.keep = v != 0
 	}
-	b.mean = n.Op == "ReduceMean"
+	b.mode = bagModes[n.Op]
 	b.rank = rank
 	if !b.keep {
 		b.rank--
@@ -273,7 +304,15 @@ func (m *matcher) constantAxes(n onnx.Node) ([]int64, error) {
 // constantInts returns the elements of a constant scalar or list of INT64, nil if value is none.
 func (m *matcher) constantInts(value string) ([]int64, error) {
 	t, ok := m.graph.Constant(value)
-	if !ok || t.DataType != tensor.Int64 || len(t.Shape) > 1 {
+	if !ok {
+		return nil, nil
+	}
+	return m.intsOf(t)
+}
+
+// intsOf returns the elements of a scalar or list of INT64, nil if t is none.
+func (m *matcher) intsOf(t onnx.Initializer) ([]int64, error) {
+	if t.DataType != tensor.Int64 || len(t.Shape) > 1 {
 		return nil, nil
 	}
 	t, err := m.graph.Rows(t, 0)

@@ -92,21 +92,26 @@ func (g group) makeNode(threads int) onnx.Node {
 		return int64(i)
 	}
 	for _, b := range g.bags {
-		input(b.source.value)
+		for _, value := range b.inputs() {
+			input(value)
+		}
 	}
 	count := len(n.Inputs)
+	orNone := func(name string) int64 {
+		if name == "" {
+			return -1
+		}
+		return input(name)
+	}
 	flag := map[bool]int64{true: 1}
 	var fields []int64
 	for _, b := range g.bags {
-		scales := int64(-1)
 		rows := input(b.rows)
-		if b.scales != "" {
-			scales = input(b.scales)
-		}
 		fields = append(fields, // in the order of enum shim_field
 			input(b.source.value), int64(b.source.split), b.source.start, b.source.size,
-			flag[b.source.drop], int64(b.reduce), flag[b.keep], flag[b.mean], int64(b.form), rows,
-			scales)
+			flag[b.source.drop], int64(b.reduce), flag[b.keep], int64(b.mode), int64(b.form), rows,
+			orNone(b.scales), orNone(b.offsets), flag[b.last], flag[b.open], flag[b.zero],
+			orNone(b.weights))
 	}
 	n.Attributes = []onnx.Attribute{
 		{Name: "bags", Value: fields},
@@ -126,7 +131,9 @@ func (m *matcher) rewriteGraph(groups []group, threads int) {
 		g := groups[i]
 		for _, b := range g.bags {
 			for _, n := range b.nodes {
-				candidates[n.Outputs[0]] = true
+				for _, output := range n.Outputs {
+					candidates[output] = true
+				}
 			}
 			if at, ok := m.producers[b.ids]; ok && b.ids != b.source.value {
 				for _, output := range m.graph.Nodes[at].Outputs {
@@ -161,13 +168,23 @@ func (m *matcher) rewriteGraph(groups []group, threads int) {
 
 // withoutIdle returns the nodes without those whose values are all candidates and have no use.
 func (m *matcher) withoutIdle(nodes []onnx.Node, candidates map[string]bool) []onnx.Node {
-	used := map[string]int{} // of candidates; uses that are no inputs of nodes stay
+	nested := make([]map[string]int, len(nodes)) // what graphs within the nodes use
+	used := map[string]int{}                     // of candidates; uses as outputs of the graph stay
 	for value := range candidates {
 		used[value] = m.graph.Uses(value) - len(m.users[value])
 	}
-	for _, n := range nodes {
+	for _, n := range m.graph.Nodes {
+		for value, times := range n.NestedUses() {
+			used[value] -= times
+		}
+	}
+	for i, n := range nodes {
 		for _, input := range n.Inputs {
 			used[input]++
+		}
+		nested[i] = n.NestedUses()
+		for value, times := range nested[i] {
+			used[value] += times
 		}
 	}
 	idle := func(n onnx.Node) bool {
@@ -176,10 +193,13 @@ func (m *matcher) withoutIdle(nodes []onnx.Node, candidates map[string]bool) []o
 		})
 	}
 	var kept []onnx.Node
-	for _, n := range slices.Backward(nodes) { // users come after what they use
+	for i, n := range slices.Backward(nodes) { // users come after what they use
 		if idle(n) {
 			for _, input := range n.Inputs {
 				used[input]--
+			}
+			for value, times := range nested[i] {
+				used[value] -= times
 			}
 			continue
 		}

@@ -53,7 +53,7 @@ static ort_status *read_tensor(const ort_value *value, struct tensor *t) {
 
 // A kernel is a node of a graph.
 struct kernel {
-	int64_t threads, ids; // ids is how many inputs are ids; they are the first
+	int64_t threads, ids; // ids is how many inputs are ids, offsets or weights; they are the first
 	int distance;         // how many rows ahead memory is fetched
 	size_t count;         // of tables
 	struct bags_table *tables; // what is the same in all runs
@@ -140,8 +140,13 @@ static ort_status *create(const ort_op *op, const ort_api *a, const ort_info *in
 	if (!status) status = CALL(KernelInfoGetAttribute_int64)(info, "ids", &k->ids);
 	for (size_t i = 0; i < k->count && !status; i++) {
 		const int64_t *f = k->fields + i * SHIM_FIELDS;
-		if (f[SHIM_IDS] < 0 || f[SHIM_IDS] >= k->ids)
+		if (f[SHIM_IDS] < 0 || f[SHIM_IDS] >= k->ids || f[SHIM_OFFSETS] >= k->ids ||
+			f[SHIM_WEIGHTS] >= k->ids)
 			status = fault("ids are not among the inputs");
+		else if ((f[SHIM_MODE] == BAGS_MAX || f[SHIM_WEIGHTS] >= 0) && f[SHIM_FORM] != BAGS_FP32)
+			status = fault("weights or a maximum of a table that is not of floats");
+		else if (f[SHIM_WEIGHTS] >= 0 && f[SHIM_SPLIT] >= 0)
+			status = fault("weights of a part of the ids");
 		else
 			status = read_table(info, f, &k->tables[i]);
 	}
@@ -161,13 +166,45 @@ static int64_t product(const struct tensor *t, size_t from, size_t to) {
 	return n;
 }
 
-// place says where the table's ids lie in the tensor ids, and returns the number of its bags and the
+// place_ragged is place of bags that offsets say.
+static ort_status *place_ragged(struct bags_table *table, const int64_t *f, const struct tensor *ids,
+	const struct tensor *offsets, int64_t *bags, int64_t *shape, size_t *rank) {
+	if (offsets->type != ORT_INT64 && offsets->type != ORT_INT32)
+		return fault("offsets are neither INT64 nor INT32");
+	if (offsets->rank != 1) return fault("offsets have more dimensions than one");
+	table->offsets = offsets->data;
+	table->offset_size = offsets->type == ORT_INT64 ? 8 : 4;
+	table->offset_count = offsets->shape[0];
+	table->id_count = product(ids, 0, ids->rank);
+	table->ids = ids->data;
+	table->open = f[SHIM_OPEN] != 0;
+	table->zero = f[SHIM_ZERO] != 0;
+	table->inner = table->outer = 1;
+	*bags = table->offset_count - (f[SHIM_LAST] != 0);
+	if (*bags < 0) *bags = 0;
+	shape[0] = *bags;
+	*rank = 1;
+	return NULL;
+}
+
+// place says where the table's ids lie among the inputs, and returns the number of its bags and the
 // shape of its output, without the elements.
-static ort_status *place(struct bags_table *table, const int64_t *f, const struct tensor *ids,
+static ort_status *place(struct bags_table *table, const int64_t *f, const struct tensor *inputs,
 	int64_t *bags, int64_t *shape, size_t *rank) {
+	const struct tensor *ids = &inputs[f[SHIM_IDS]];
 	if (ids->type != ORT_INT64 && ids->type != ORT_INT32)
 		return fault("ids are neither INT64 nor INT32");
 	table->id_size = ids->type == ORT_INT64 ? 8 : 4;
+	table->mode = (enum bags_mode)f[SHIM_MODE];
+	if (f[SHIM_WEIGHTS] >= 0) {
+		const struct tensor *weights = &inputs[f[SHIM_WEIGHTS]];
+		if (weights->type != ORT_FLOAT) return fault("weights are not FLOAT");
+		if (product(weights, 0, weights->rank) != product(ids, 0, ids->rank))
+			return fault("there is not a weight for each id");
+		table->weights = weights->data;
+	}
+	if (f[SHIM_OFFSETS] >= 0)
+		return place_ragged(table, f, ids, &inputs[f[SHIM_OFFSETS]], bags, shape, rank);
 	const int whole = f[SHIM_SPLIT] < 0, single = f[SHIM_REDUCE] < 0;
 	const size_t split = whole ? 0 : (size_t)f[SHIM_SPLIT];
 	const size_t reduce = single ? ids->rank : (size_t)f[SHIM_REDUCE];
@@ -183,7 +220,6 @@ static ort_status *place(struct bags_table *table, const int64_t *f, const struc
 	}
 	const int64_t after = product(ids, split + !whole, ids->rank); // ids of one index of the split
 	table->lookups = single ? 1 : part.shape[reduce];
-	table->mean = f[SHIM_MEAN] != 0 && table->lookups > 0; // of nothing ReduceMean gives 0
 	table->inner = single ? 1 : product(ids, reduce + 1, ids->rank);
 	if (!whole && split == reduce) {
 		table->outer = 1;
@@ -242,7 +278,7 @@ static ort_status *run(const struct kernel *k, ort_context *context, struct tens
 		const int64_t *f = k->fields + i * SHIM_FIELDS;
 		int64_t n = 0;
 		size_t r = 0;
-		TRY(place(&tables[i], f, &ids[f[SHIM_IDS]], &n, i == 0 ? shape : other, &r));
+		TRY(place(&tables[i], f, ids, &n, i == 0 ? shape : other, &r));
 		if (i == 0) {
 			bags = n;
 			rank = r;
@@ -250,7 +286,7 @@ static ort_status *run(const struct kernel *k, ort_context *context, struct tens
 			return fault("the ids of two tables have different shapes");
 		}
 		width += tables[i].dim;
-		bytes += bags * tables[i].lookups * tables[i].dim * 4;
+		bytes += (tables[i].offsets ? tables[i].id_count : bags * tables[i].lookups) * tables[i].dim * 4;
 	}
 	shape[rank] = width;
 	ort_value *output;

@@ -13,10 +13,17 @@ enum shim_field {
 	SHIM_DROP,   // whether that axis, of size 1, is no axis of the output
 	SHIM_REDUCE, // the axis of the ids over which rows are summed, or -1; not before SHIM_SPLIT
 	SHIM_KEEP,   // whether that axis stays, with size 1
-	SHIM_MEAN,   // whether the sum is divided by its size
+	SHIM_MODE,   // an enum bags_mode
 	SHIM_FORM,   // an enum bags_form
 	SHIM_TABLE,  // the input with the rows
 	SHIM_SCALES, // the input with the rows' scales, or -1
+	// The input with the ids' offsets, or -1; then all of the ids are this table's, and SHIM_REDUCE is
+	// of no use.
+	SHIM_OFFSETS,
+	SHIM_LAST,    // whether offsets end with the number of ids, so that there is one more than bags
+	SHIM_OPEN,    // bags_table.open
+	SHIM_ZERO,    // bags_table.zero
+	SHIM_WEIGHTS, // the input with the ids' weights, or -1
 	SHIM_FIELDS
 };
 

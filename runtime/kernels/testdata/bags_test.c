@@ -57,6 +57,10 @@ static int64_t id_of(const struct bags_table *t, int64_t i) {
 	return t->id_size == 8 ? ((const int64_t *)t->ids)[i] : ((const int32_t *)t->ids)[i];
 }
 
+static int64_t offset_of(const struct bags_table *t, int64_t i) {
+	return t->offset_size == 8 ? ((const int64_t *)t->offsets)[i] : ((const int32_t *)t->offsets)[i];
+}
+
 static void set_id(const struct bags_table *t, int64_t i, int64_t id) {
 	if (t->id_size == 8)
 		((int64_t *)t->ids)[i] = id;
@@ -71,13 +75,23 @@ static void fail(const char *target, const char *what, const struct bags_table *
 	exit(1);
 }
 
-static void fill(struct bags_table *t, int64_t groups) {
+static void clear(struct bags_table *t) {
+	free((void *)t->rows);
+	free((void *)t->scales);
+	free((void *)t->ids);
+	free((void *)t->offsets);
+	free((void *)t->weights);
+}
+
+// fill makes a table with ragged bags, or if that is below 0 with bags as check lays them out.
+static void fill(struct bags_table *t, int64_t groups, int64_t ragged) {
 	static const int64_t dims[] = {1, 2, 3, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 80, 100, 128, 200};
 	t->form = (enum bags_form)below(4);
 	t->dim = dims[below(sizeof dims / sizeof *dims)];
 	if (t->form == BAGS_INT4) t->dim *= 2;
 	t->count = 1 + below(40);
-	t->mean = (int)below(2);
+	t->mode = t->form == BAGS_FP32 ? (enum bags_mode)below(3) : (enum bags_mode)below(2);
+	t->offsets = t->weights = NULL;
 	size_t bytes = (size_t)(t->count * size_of(t->form, t->dim));
 	uint8_t *rows = malloc(bytes);
 	for (size_t i = 0; i < bytes; i++) rows[i] = (uint8_t)next();
@@ -93,9 +107,69 @@ static void fill(struct bags_table *t, int64_t groups) {
 	}
 	t->id_size = below(2) ? 8 : 4;
 	t->lookups = below(2) ? below(4) : below(60);
-	const int64_t ids = groups * t->group + t->outer * t->inner * t->lookups; // see check
+	int64_t ids = groups * t->group + t->outer * t->inner * t->lookups; // see check
+	if (ragged >= 0) { // offsets, some of which fit no slice
+		t->id_count = ids = below(60);
+		t->offset_size = below(2) ? 8 : 4;
+		t->offset_count = ragged + below(2);
+		t->open = (int)below(2);
+		t->zero = (int)below(2);
+		t->offsets = malloc((size_t)(t->offset_count * t->offset_size));
+		int64_t offset = below(4) ? 0 : below(2 * ids + 8) - ids - 4;
+		for (int64_t i = 0; i < t->offset_count; i++) {
+			if (t->offset_size == 8)
+				((int64_t *)t->offsets)[i] = offset;
+			else
+				((int32_t *)t->offsets)[i] = (int32_t)offset;
+			offset = below(8) ? offset + below(3) * below(ids / (ragged + 1) + 2)
+							  : below(2 * ids + 8) - ids - 4;
+		}
+	}
+	if (t->form == BAGS_FP32 && below(2)) {
+		float *weights = malloc((size_t)ids * 4);
+		for (int64_t i = 0; i < ids; i++) weights[i] = (float)below(1000) / 333 - 1;
+		t->weights = weights;
+	}
 	t->ids = malloc((size_t)(ids * t->id_size));
 	for (int64_t i = 0; i < ids; i++) set_id(t, i, below(2 * t->count) - t->count);
+}
+
+// slice writes from comments in bags.h which ids a bag has, and returns what its mean is divided by and
+// the maximum of an empty one.
+static float slice(const struct bags_table *t, int64_t b, int64_t bags, int64_t *from, int64_t *to,
+	float *empty) {
+	*empty = -INFINITY;
+	*from = 0;
+	*to = t->lookups;
+	if (!t->offsets) return (float)t->lookups;
+	int64_t begin = offset_of(t, b), end = b + 1 < t->offset_count ? offset_of(t, b + 1) : t->id_count;
+	const int open = t->open && b + 1 == bags && begin != end;
+	float by = 0;
+	if (open) by = t->id_count - begin > 0 ? (float)(t->id_count - begin) : 1;
+	if (t->zero && begin == end) *empty = 0;
+	if (open && t->mode == BAGS_MAX) end = t->id_count;
+	if (begin < 0) begin += t->id_count;
+	if (end < 0) end += t->id_count;
+	*from = begin < 0 ? 0 : begin > t->id_count ? t->id_count : begin;
+	*to = end < *from ? *from : end > t->id_count ? t->id_count : end;
+	return open ? by : (float)(*to - *from);
+}
+
+// value_of is element j of a bag by the obvious loop.
+static float value_of(const struct bags_table *t, int64_t b, int64_t bags, int64_t j) {
+	int64_t from, to;
+	float empty, sum = 0, by = slice(t, b, bags, &from, &to, &empty);
+	if (t->mode == BAGS_MAX) sum = empty;
+	for (int64_t l = from; l < to; l++) {
+		const int64_t i = t->offsets ? l : id_index(t, b, l), id = id_of(t, i);
+		volatile float v = value(t, id < 0 ? id + t->count : id, j);
+		if (t->weights && t->mode != BAGS_MAX) v *= t->weights[i];
+		if (t->mode != BAGS_MAX)
+			sum += v;
+		else if (v > sum)
+			sum = v;
+	}
+	return t->mode == BAGS_MEAN && to > from ? sum / by : sum;
 }
 
 static void check(void) {
@@ -111,13 +185,13 @@ static void check(void) {
 		// The groups lie apart by some more ids than they have; memory ends with the last.
 		int64_t apart = below(3);
 		uint64_t before = state;
-		fill(&t[i], 0);
+		fill(&t[i], 0, -1);
 		state = before;
-		free((void *)t[i].rows);
-		free((void *)t[i].scales);
-		free((void *)t[i].ids);
+		clear(&t[i]);
 		t[i].group = outer * inner * t[i].lookups + apart;
-		fill(&t[i], groups - 1);
+		const int64_t ragged = below(3) ? -1 : bags;
+		if (ragged >= 0) t[i].inner = t[i].outer = 1;
+		fill(&t[i], groups - 1, ragged);
 		width += t[i].dim;
 	}
 	float *out = malloc((size_t)(bags * width) * 4), *want = malloc((size_t)(bags * width) * 4);
@@ -125,13 +199,7 @@ static void check(void) {
 	for (int i = 0; i < tables; i++) {
 		for (int64_t b = 0; b < bags; b++)
 			for (int64_t j = 0; j < t[i].dim; j++) {
-				float sum = 0;
-				for (int64_t l = 0; l < t[i].lookups; l++) {
-					int64_t id = id_of(&t[i], id_index(&t[i], b, l));
-					volatile float v = value(&t[i], id < 0 ? id + t[i].count : id, j);
-					sum += v;
-				}
-				want[b * width + at + j] = t[i].mean ? sum / (float)t[i].lookups : sum;
+				want[b * width + at + j] = value_of(&t[i], b, bags, j);
 			}
 		t[i].out = out + at;
 		at += t[i].dim;
@@ -152,7 +220,7 @@ static void check(void) {
 	// One id outside of its table.
 	static const int64_t far[] = {0, 1, 1000, INT32_MAX, INT64_MAX / 2, INT64_MAX};
 	struct bags_table *bad = &t[below(tables)];
-	if (bad->lookups > 0) {
+	if (!bad->offsets && bad->lookups > 0) {
 		int64_t i = id_index(bad, below(bags), below(bad->lookups)), before = id_of(bad, i);
 		int64_t id = far[below(bad->id_size == 8 ? 6 : 4)];
 		const int64_t most = bad->id_size == 8 ? INT64_MAX : INT32_MAX;
@@ -170,11 +238,7 @@ static void check(void) {
 		}
 		set_id(bad, i, before);
 	}
-	for (int i = 0; i < tables; i++) {
-		free((void *)t[i].rows);
-		free((void *)t[i].scales);
-		free((void *)t[i].ids);
-	}
+	for (int i = 0; i < tables; i++) clear(&t[i]);
 	free(out);
 	free(want);
 }
