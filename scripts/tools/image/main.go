@@ -162,7 +162,7 @@ func newImage(dir, name, version string, platform v1.Platform) (image, bill v1.I
 	config.OS, config.Architecture, config.Created = platform.OS, platform.Architecture,
 		v1.Time{Time: epoch}
 	config.Config = v1.Config{
-		User: fmt.Sprintf("%d:%d", user, user), Entrypoint: []string{"/usr/bin/muster"},
+		User: fmt.Sprintf("%d:%d", user, user), Entrypoint: []string{"/" + programPath},
 		Cmd: []string{"agent"}, StopSignal: "SIGTERM", WorkingDir: "/var/lib/muster",
 		Env: env,
 		Labels: map[string]string{
@@ -173,6 +173,9 @@ func newImage(dir, name, version string, platform v1.Platform) (image, bill v1.I
 		},
 	}
 	if image, err = mutate.ConfigFile(image, config); err != nil {
+		return nil, nil, err
+	}
+	if err := checkImage(image, platform.Architecture); err != nil {
 		return nil, nil, err
 	}
 	sbom, err := newSBOM(dir, name, version, debs)
@@ -214,7 +217,10 @@ func newLayer(file string, level int, write func(*tar.Writer) error) (v1.Layer, 
 	return tarball.LayerFromFile(file, tarball.WithMediaType(types.OCILayer))
 }
 
-const rootsPath = "etc/ssl/certs/ca-certificates.crt"
+const (
+	programPath = "usr/bin/muster"
+	rootsPath   = "etc/ssl/certs/ca-certificates.crt"
+)
 
 // writeBase writes the files of packages, without what only people read and the many character sets
 // that nothing here converts, and what their installation would have made.
@@ -304,7 +310,7 @@ func writeApp(w *tar.Writer, program string) error {
 		}
 	}
 	return writeFile(w, &tar.Header{
-		Name: "usr/bin/muster", Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(content)),
+		Name: programPath, Typeflag: tar.TypeReg, Mode: 0o755, Size: int64(len(content)),
 		ModTime: epoch,
 	}, content)
 }
