@@ -36,6 +36,7 @@ type gateway struct {
 	// of the id: who knows a gateway's id could speak for it.
 	number  uint64
 	queries map[uint64]*query
+	parts   int      // how many of queries are parts
 	client  string   // the name of its client; "" if that has none, or the gateway is an agent's
 	account *account // its client's, or its own if the client has no name
 }
@@ -109,6 +110,9 @@ func (g *gateway) addQuery(q *query) {
 	}
 	g.queries[q.sequence] = q
 	g.account.bytes += q.weight
+	if q.isPart() {
+		g.parts++
+	}
 }
 
 // removeQuery removes a query of the gateway's from the state and returns it, nil if it was not
@@ -117,6 +121,9 @@ func (g *gateway) removeQuery(sequence uint64) *query {
 	q := g.queries[sequence]
 	if q != nil {
 		g.account.bytes -= q.weight
+		if q.isPart() {
+			g.parts--
+		}
 		delete(g.queries, sequence)
 	}
 	return q
@@ -152,7 +159,7 @@ func (q *query) isPart() bool { return q.splits && q.matchID().IsPart() }
 // number. If that is a part itself, there is none.
 func (g *gateway) eachPart(sequence uint64, do func(part *query)) {
 	whole := match.QueryID{Sequence: sequence}
-	for p := 1; p <= match.MostParts && !whole.IsPart(); p++ {
+	for p := 1; p <= match.MostParts && g.parts > 0 && !whole.IsPart(); p++ {
 		if part := g.queries[whole.Part(p).Sequence]; part != nil && part.splits {
 			do(part)
 		}

@@ -191,6 +191,7 @@ func (m *Matcher) countUsable(l *lane, usable bool) {
 		return
 	}
 	l.counted = usable
+	l.leaveGroup()
 	n := -1
 	if usable {
 		n = 1
@@ -198,7 +199,7 @@ func (m *Matcher) countUsable(l *lane, usable bool) {
 	if l.placed {
 		l.shard.usable += n
 		l.shard.countHolders(l.set, int32(n))
-		l.shard.dirty = true
+		l.shard.markDirty()
 		if !usable {
 			m.departed = append(m.departed, departure{l.shard, l, l.typ, l.set})
 		}
@@ -222,6 +223,7 @@ func (m *Matcher) placeLane(l *lane, s *shard) {
 			p.types[c.typ] = c.ofType
 		}
 	}
+	l.leaveGroup()
 	l.shard, l.placed = s, true
 	s.lanes = append(s.lanes, l)
 	if l.counted {
@@ -233,11 +235,13 @@ func (m *Matcher) placeLane(l *lane, s *shard) {
 	c.ofType.in.add(s, 1)
 	p.lanes++
 	p.in.add(s, 1)
-	s.unsorted, s.dirty = true, true
+	s.unsorted = true
+	s.markDirty()
 }
 
 // displaceLane takes a lane out of its shard.
 func (m *Matcher) displaceLane(l *lane) {
+	l.leaveGroup()
 	c, s := l.class, l.shard
 	p := c.set.component
 	i := slices.Index(s.lanes, l)
@@ -253,7 +257,8 @@ func (m *Matcher) displaceLane(l *lane) {
 	}
 	p.lanes--
 	p.in.add(s, -1)
-	s.unsorted, s.dirty = true, true
+	s.unsorted = true
+	s.markDirty()
 	if l.placed = false; l.counted {
 		m.departed = append(m.departed, departure{s, l, l.typ, l.set})
 	}
@@ -439,7 +444,8 @@ func (m *Matcher) dealAnew() {
 	}
 	m.shards = m.shards[:count:count]
 	for i, s := range m.shards {
-		s.index, s.lanes, s.usable, s.unsorted, s.dirty = i, s.lanes[:0], 0, true, true
+		s.index, s.lanes, s.usable, s.unsorted = i, s.lanes[:0], 0, true
+		s.markDirty()
 		clear(s.holders)
 	}
 	m.makeComponents()

@@ -171,9 +171,7 @@ func obviousCost(h *horizon, m *Matcher, row int, s slot) (least float64, model 
 		} else {
 			c = 0
 		}
-		capacity := float64(len(g.lanes)) * q.family.target
-		c = min(c, 5) + g.lanes[0].price*scarcity*g.typ.priceFactor(g.work/capacity,
-			mean/capacity)*mean
+		c = min(c, 5) + g.lanes[0].price*scarcity*g.priceFactor(q.family.target, mean)*mean
 		return c
 	}
 	least, model = math.Inf(1), -1

@@ -102,16 +102,17 @@ type cell struct {
 // costWithoutWait is what the row costs there, without waiting.
 func (c *cell) costWithoutWait() float64 { return c.price*c.mean + c.regret }
 
-// A group is the usable lanes of one type that hold the same models and end at the same time.
+// A group is what a round knows of a group of lanes.
 type group struct {
+	*laneGroup
 	typ   *instanceType
-	lanes []*lane
 	work  float64 // work of all its lanes and of the queries waiting for them, lane ms
 	first float64 // when the first of them is free, ms from now
 	// scarcity is the part of the price that time costs in the choice between variants.
 	scarcity float64
 	// weight is the part of its price that its time costs: 1 without spare time, 0 if all is spare.
 	weight    float64
+	backlog   backlogFactor
 	forgotten bool    // see isForgotten
 	rest      []int32 // rows planned for it and not dispatched, the oldest first
 	room      int     // how many more rows are worth looking at because of its lanes
@@ -120,8 +121,16 @@ type group struct {
 }
 
 // isIdle reports whether g has an open lane and nothing is planned for it.
-func (g group) isIdle() bool {
-	return len(g.rest) == 0 && slices.ContainsFunc(g.lanes, (*lane).open)
+func (g *group) isIdle(m *Matcher) bool { return len(g.rest) == 0 && g.hasOpen(m) }
+
+// anyIdle reports whether some group is idle.
+func (h *horizon) anyIdle(m *Matcher) bool {
+	for g := range h.groups {
+		if h.groups[g].isIdle(m) {
+			return true
+		}
+	}
+	return false
 }
 
 // A slot is the next query that a lane runs, or the one after it.
@@ -166,7 +175,7 @@ func (h *horizon) planRound(s *shard) {
 		h.fill(s, before)
 		h.forgetPlan()
 	}
-	if !slices.ContainsFunc(h.groups, group.isIdle) {
+	if !h.anyIdle(s.m) {
 		return
 	}
 	h.serveRisky(s)
@@ -207,11 +216,11 @@ func (h *horizon) collectGroups(s *shard) {
 		grp := &h.groups[g]
 		grp.rest, grp.work, grp.first = grp.rest[:0], 0, math.Inf(1)
 		grp.weight, grp.opens = 1-h.spare, false
-		for _, l := range grp.lanes {
-			grp.work += max(0, l.freeAt-s.m.now)
-			grp.first = min(grp.first, l.start())
-			grp.opens = grp.opens || l.open()
+		for i, at := range grp.freeAt {
+			grp.work += max(0, at-s.m.now)
+			grp.first = min(grp.first, grp.startMs(s.m, i))
 		}
+		grp.opens = grp.hasOpen(s.m)
 		grp.forgotten = grp.isForgotten(s)
 	}
 	if len(s.m.named) > 0 {
@@ -224,21 +233,13 @@ func (h *horizon) collectGroups(s *shard) {
 // formGroups puts the usable lanes into groups.
 func (h *horizon) formGroups(s *shard) {
 	h.groups = h.groups[:0]
-	for _, l := range s.lanes { // sorted by type and models held
-		if !l.isUsable() {
-			continue
+	for k, g := range s.laneGroups() {
+		if k == cap(h.groups) {
+			h.groups = append(h.groups, group{})
+		} else {
+			h.groups = h.groups[:k+1]
 		}
-		if k := len(h.groups); k == 0 || h.groups[k-1].typ != l.typ ||
-			h.groups[k-1].lanes[0].set != l.set {
-			if k == cap(h.groups) {
-				h.groups = append(h.groups, group{})
-			} else {
-				h.groups = h.groups[:k+1]
-			}
-			h.groups[k].typ, h.groups[k].lanes = l.typ, h.groups[k].lanes[:0]
-		}
-		g := &h.groups[len(h.groups)-1]
-		g.lanes = append(g.lanes, l)
+		h.groups[k].laneGroup, h.groups[k].typ = g, g.spec.typ
 	}
 	h.none = h.none[:0]
 	for range h.groups {
@@ -420,25 +421,34 @@ func (c *cell) replaceChoice(o *cell) {
 	c.model, c.mean, c.safe, c.price, c.regret = o.model, o.mean, o.safe, o.price, o.regret
 }
 
-// priceFactor is the factor by which the price of g's time rises for a query of the given mean
-// latency.
-func (g *group) priceFactor(target, mean float64) float64 {
-	capacity := float64(len(g.lanes)) * target
-	return g.typ.priceFactor(g.work/capacity, mean/capacity)
+// A backlogFactor is exp(a (w - r)), kept because the rows of a round ask for the same one.
+type backlogFactor struct{ w, a, factor float64 }
+
+// backlogRise are the numbers a and r by which the price of t rises with its backlog.
+func (t *instanceType) backlogRise() (a, r float64) {
+	if t.base {
+		return 1, 0.1
+	}
+	return 2, 0.3
 }
 
-// priceFactor is the factor by which the price of t rises with its backlog: the mean of exp(a
-// (min(y, fullBacklog) - r)) over y from w to w + d.
-func (t *instanceType) priceFactor(w, d float64) float64 {
-	a, r := 2.0, 0.3
-	if t.base {
-		a, r = 1, 0.1
+// priceFactor is the factor by which the price of g's time rises with its backlog for a query of the
+// given mean latency: the mean of exp(a (min(y, fullBacklog) - r)) over y from w, the backlog in QoS
+// targets, to what it is with the query.
+func (g *group) priceFactor(target, mean float64) float64 {
+	capacity := float64(len(g.lanes)) * target
+	w, d := g.work/capacity, mean/capacity
+	a, r := g.typ.backlogRise()
+	if base := (backlogFactor{w: min(w, fullBacklog), a: a}); g.backlog.w != base.w ||
+		g.backlog.a != a {
+		base.factor = math.Exp(a * (base.w - r))
+		g.backlog = base
 	}
 	if w >= fullBacklog {
-		return math.Exp(a * (fullBacklog - r))
+		return g.backlog.factor
 	}
 	below := min(d, fullBacklog-w) // the part of d below fullBacklog
-	sum := math.Exp(a*(w-r)) * math.Expm1(a*below) / a
+	sum := g.backlog.factor * math.Expm1(a*below) / a
 	if below < d {
 		sum += math.Exp(a*(fullBacklog-r)) * (d - below)
 	}
@@ -448,7 +458,7 @@ func (t *instanceType) priceFactor(w, d float64) float64 {
 // planSlots matches rows to slots and gives each group the rows that its slots can serve in time.
 // The other rows are risky.
 func (h *horizon) planSlots(s *shard) {
-	h.cutSlots()
+	h.cutSlots(s.m, h.maxSlots(s.m))
 	h.cost = h.cost[:0]
 	for i, q := range h.rows {
 		perMs := waitPrice / q.family.target
@@ -528,8 +538,20 @@ func (h *horizon) unfairnessCost(q *query) float64 {
 	return min(latePrice, fairPrice*(h.largest-q.class.demand.servedShare()))
 }
 
-// cutSlots cuts the lanes' time into slots.
-func (h *horizon) cutSlots() {
+// maxSlots is how many slots of a group can make a difference. The rows take no more than there are
+// rows, and each row prefers those that begin first. That does not hold of a row that a slower
+// variant may answer in an earlier slot, nor of one that may be split and so take several.
+func (h *horizon) maxSlots(m *Matcher) int {
+	if len(h.others) > 0 || slices.ContainsFunc(h.rows, m.maySplit) ||
+		slices.ContainsFunc(h.risky, m.maySplit) {
+		return math.MaxInt
+	}
+	return len(h.rows)
+}
+
+// cutSlots cuts the lanes' time into slots. Of a group it keeps those that begin first, so many at
+// most.
+func (h *horizon) cutSlots(m *Matcher, most int) {
 	h.slots = h.slots[:0]
 	ahead := 2
 	if len(h.rows) <= 1 {
@@ -537,11 +559,31 @@ func (h *horizon) cutSlots() {
 	}
 	for g := range h.groups {
 		grp := &h.groups[g]
-		for _, l := range grp.lanes {
+		from := len(h.slots)
+		for i, l := range grp.lanes {
+			start := grp.startMs(m, i)
 			for k := range ahead {
-				h.slots = append(h.slots, slot{g, l, l.start() + float64(k)*l.service})
+				if x := (slot{g, l, start + float64(k)*l.service}); len(h.slots)-from < most {
+					h.slots = append(h.slots, x)
+				} else {
+					replaceLast(h.slots[from:], x)
+				}
 			}
 		}
+	}
+}
+
+// replaceLast puts a slot in the place of the one that begins last, if that begins later.
+func replaceLast(slots []slot, x slot) {
+	last := 0
+	for i := range slots {
+		if slots[i].start >= slots[last].start {
+			last = i
+		}
+	}
+	if x.start < slots[last].start {
+		copy(slots[last:], slots[last+1:]) // keeps the order of the lanes
+		slots[len(slots)-1] = x
 	}
 }
 

@@ -122,9 +122,11 @@ type lane struct {
 	set     *modelSet
 	class   *laneClass
 	shard   *shard
-	placed  bool      // among the shard's lanes
-	counted bool      // among the usable lanes
-	idle    spareTime // kept while there are families
+	group   *laneGroup // nil while it is in none
+	place   int        // in its group
+	placed  bool       // among the shard's lanes
+	counted bool       // among the usable lanes
+	idle    spareTime  // kept while there are families
 
 	freeAt   float64       // ms; when the lane has run all that it holds, as predicted
 	ends     float64       // ms; its set's
@@ -223,6 +225,9 @@ func (l *lane) canServe(q *query) bool {
 // setFree sets when l will be free, and a timer for when l opens without an answer.
 func (l *lane) setFree(at float64) {
 	l.freeAt = at
+	if l.group != nil {
+		l.group.freeAt[l.place] = at
+	}
 	opens := at - l.m.ahead
 	if opens <= l.m.now && len(l.held) == 0 {
 		opens = at // it has opened ahead of time, though not for lost queries

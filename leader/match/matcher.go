@@ -38,11 +38,14 @@ type Matcher struct {
 	shards     []*shard
 	layout
 	changes
+	dirty     []*shard // those that are dirty, in no order
+	wereDirty []*shard // memory for dirty
 	// nowhere has no lanes. Queries that no lane can serve wait there.
 	nowhere *shard
 	rng     *rand.Rand
 
 	queries map[QueryID]*query
+	parts   int // how many of queries are parts
 	// waiting counts the queries that wait, and lateWaiting those of them that are late; the parts
 	// of a query count as one.
 	waiting, lateWaiting int
@@ -231,12 +234,7 @@ func (m *Matcher) Step(now time.Time, e *Event) (decisions []Decision, next time
 		m.remindOverdueLanes()
 	}
 	m.expireTimers()
-	for _, s := range m.shards {
-		if s.dirty {
-			s.dirty = false
-			s.runPolicy()
-		}
-	}
+	m.runDirtyShards()
 	t, ok := m.timers.earliestTime()
 	if due, any := m.dues.earliestTime(); any && (!ok || due < t) {
 		t, ok = due, true
@@ -247,6 +245,30 @@ func (m *Matcher) Step(now time.Time, e *Event) (decisions []Decision, next time
 		next = m.origin.Add(time.Duration(min(t, never)*1e6) + 1)
 	}
 	return m.out, next, err
+}
+
+// runDirtyShards runs the policies of the shards for which something has changed, in the order of the
+// shards. A shard in which something changes after its turn waits for the next step.
+func (m *Matcher) runDirtyShards() {
+	m.dirty, m.wereDirty = m.wereDirty[:0], m.dirty
+	byIndex := func(a, b *shard) int { return a.index - b.index }
+	slices.SortFunc(m.wereDirty, byIndex)
+	for i := 0; i < len(m.wereDirty); i++ {
+		s := m.wereDirty[i]
+		if s.dirty = false; s.index >= len(m.shards) || m.shards[s.index] != s {
+			continue
+		}
+		s.runPolicy()
+		m.dirty = slices.DeleteFunc(m.dirty, func(o *shard) bool {
+			later := o.index > s.index
+			if later {
+				m.wereDirty = append(m.wereDirty, o)
+				slices.SortFunc(m.wereDirty[i+1:], byIndex)
+			}
+			return later
+		})
+	}
+	clear(m.wereDirty)
 }
 
 // remindOverdueLanes asks the lanes that should have answered by now what they hold. The queries
@@ -273,7 +295,7 @@ func (m *Matcher) askOverdueLane(l *lane, due float64) {
 		m.countUsable(l, false)
 		m.applyChanges()
 		m.takeBack(l, LaneOverdue)
-		l.shard.dirty = true
+		l.shard.markDirty()
 	}
 }
 
@@ -286,7 +308,7 @@ func (m *Matcher) expireTimers() {
 		}
 		item := m.timers.pop()
 		if l := item.lane; l != nil {
-			l.shard.dirty = true
+			l.shard.markDirty()
 			// the lane has opened ahead of time, though not for lost queries
 			if len(l.held) == 0 && l.freeAt > m.now {
 				m.timers.set(&l.timer, l.freeAt)
@@ -364,7 +386,7 @@ func (m *Matcher) apply(e *Event) error {
 		m.ahead = toMs(e.Ahead)
 		for _, l := range m.all {
 			l.setFree(l.freeAt)
-			l.shard.dirty = true
+			l.shard.markDirty()
 		}
 		return nil
 	case ProfileChanged:
@@ -476,7 +498,7 @@ func (m *Matcher) applyToLane(e *Event) error {
 	default:
 		return fmt.Errorf("event of unknown kind %d", e.Kind)
 	}
-	l.shard.dirty = true
+	l.shard.markDirty()
 	return nil
 }
 
@@ -631,6 +653,9 @@ func (m *Matcher) add(as query) *query {
 	*q = as
 	q.timer = timer{at: -1, query: q}
 	m.queries[q.id] = q
+	if q.part {
+		m.parts++
+	}
 	return q
 }
 
@@ -730,7 +755,7 @@ func (m *Matcher) cancel(q *query) {
 				m.dues.remove(&l.due)
 				m.backInTime(l)
 			}
-			l.shard.dirty = true
+			l.shard.markDirty()
 		}
 	}
 	m.deleteQuery(q)
@@ -741,9 +766,12 @@ func (m *Matcher) cancel(q *query) {
 func (m *Matcher) deleteQuery(q *query) {
 	if q.waiting {
 		q.shard.removeWaiting(q)
-		q.shard.dirty = true
+		q.shard.markDirty()
 	}
 	delete(m.queries, q.id)
+	if q.part {
+		m.parts--
+	}
 	*q = query{nextFree: m.free}
 	m.free = q
 }
@@ -957,7 +985,7 @@ func (m *Matcher) markModelChanged(model int) {
 func (m *Matcher) changeAllShards() {
 	m.pending = true
 	for _, s := range m.shards {
-		s.dirty = true
+		s.markDirty()
 	}
 }
 
@@ -1114,7 +1142,7 @@ func (m *Matcher) recomputeTypes() {
 	}
 	if len(m.touches) > 0 {
 		for _, s := range m.shards {
-			s.dirty = true
+			s.markDirty()
 		}
 	}
 }

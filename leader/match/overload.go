@@ -61,9 +61,11 @@ func (s *shard) noteSpare() {
 	if s.live.Len() > 0 || s.usable == 0 {
 		return
 	}
-	for _, l := range s.lanes {
-		if l.isUsable() && len(l.held) == 0 && l.freeAt <= s.m.now {
-			s.spare.idle += 1 / float64(s.usable)
+	for _, g := range s.laneGroups() {
+		for i, at := range g.freeAt {
+			if at <= s.m.now && len(g.lanes[i].held) == 0 {
+				s.spare.idle += 1 / float64(s.usable)
+			}
 		}
 	}
 }
@@ -137,7 +139,7 @@ func (s *shard) becomesLate(q *query) {
 	s.lateWork += q.lateWork
 	q.class.late++
 	q.class.lateWork += q.lateWork
-	s.dirty = true
+	s.markDirty()
 	if s.m.isSettling() {
 		return
 	}

@@ -26,8 +26,10 @@ type shard struct {
 	spare    spareTime
 	// when all that were refused can have been served after trying again, ms
 	returned float64
-	dirty    bool // something has changed since the last round
-	index    int  // among the matcher's shards
+	dirty    bool         // something has changed since the last round
+	groups   []*laneGroup // as of the generation grouped; see laneGroups
+	grouped  uint64
+	index    int // among the matcher's shards
 	// by model: how many usable lanes hold it; no lane holds one beyond the end
 	holders  []int32
 	unsorted bool           // lanes are not in order
@@ -58,6 +60,13 @@ func newShard(m *Matcher) *shard {
 	return &shard{m: m, policy: m.newPolicy(), spare: spareTime{share: 1}}
 }
 
+// markDirty has s's policy run at the end of the step.
+func (s *shard) markDirty() {
+	if !s.dirty {
+		s.dirty, s.m.dirty = true, append(s.m.dirty, s)
+	}
+}
+
 // addLive adds q to the live queries of s.
 func (s *shard) addLive(q *query) {
 	q.shard, q.waiting, q.isLate = s, true, false
@@ -66,7 +75,7 @@ func (s *shard) addLive(q *query) {
 	q.class.live.InsertSorted(q, &q.inClass, byArrival)
 	s.m.countWaiting(q, 1)
 	s.work[q.sizeClass] += q.waitingWork()
-	s.dirty = true
+	s.markDirty()
 }
 
 func (s *shard) leaveLive(q *query) {
@@ -153,10 +162,20 @@ func (s *shard) removeWaiting(q *query) {
 
 // runPolicy calls the policy if a query waits and a lane is open.
 func (s *shard) runPolicy() {
-	if s.live.Len()+s.late.Len() > 0 && slices.ContainsFunc(s.lanes, (*lane).open) {
+	if s.live.Len()+s.late.Len() > 0 && s.hasOpen() {
 		s.policy.assignQueries(s)
 	}
 	s.noteSpare()
+}
+
+// hasOpen reports whether a lane of s is open.
+func (s *shard) hasOpen() bool {
+	for _, g := range s.laneGroups() {
+		if g.hasOpen(s.m) {
+			return true
+		}
+	}
+	return false
 }
 
 // assignToLane sends a waiting query to a lane, to run the given variant, and reports false,
@@ -316,8 +335,7 @@ func (s *shard) countHolders(of *modelSet, n int32) {
 // suitsQuery reports whether l may be given q, and can meet q's QoS target if any type in the pool
 // can.
 func (l *lane) suitsQuery(q *query) bool {
-	return l.isUsable() && l.canServe(q) && (l.meanLatency(q) <= q.family.target ||
-		q.least > q.family.target)
+	return l.isUsable() && l.laneSpec.suitsQuery(q)
 }
 
 // backlogMs returns about how long, in ms, a query of q's size class would wait at s; 0, which
@@ -327,10 +345,12 @@ func (s *shard) backlogMs(q *query) float64 {
 	if q.sizeClass == shared {
 		work += s.work[shared]
 	}
-	for _, l := range s.lanes {
-		if l.suitsQuery(q) {
-			work += l.start()
-			n++
+	for _, g := range s.laneGroups() {
+		if g.spec.suitsQuery(q) {
+			for i := range g.freeAt {
+				work += g.startMs(s.m, i)
+			}
+			n += len(g.freeAt)
 		}
 	}
 	return work / float64(max(n, 1))

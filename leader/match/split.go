@@ -1,6 +1,7 @@
 package match
 
 import (
+	"math"
 	"slices"
 	"sort"
 )
@@ -31,7 +32,7 @@ func (id QueryID) IsPart() bool { return id.Sequence%numbering != 0 }
 // eachPart calls do with each part that the matcher knows of the query id. If id is a part itself,
 // there is none.
 func (m *Matcher) eachPart(id QueryID, do func(part *query)) {
-	for p := 1; p <= MostParts && !id.IsPart(); p++ {
+	for p := 1; p <= MostParts && m.parts > 0 && !id.IsPart(); p++ {
 		if part := m.queries[id.Part(p)]; part != nil && part.part {
 			do(part)
 		}
@@ -167,7 +168,7 @@ func (h *horizon) split(s *shard) {
 		return
 	}
 	if len(h.rows) == 0 { // there is no plan
-		h.cutSlots()
+		h.cutSlots(s.m, math.MaxInt)
 		h.match = h.match[:0]
 	}
 	h.taken = slices.Grow(h.taken[:0], len(h.slots))[:len(h.slots)]
