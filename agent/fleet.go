@@ -130,6 +130,10 @@ func (a *Agent) describeSelf() *control.Member {
 func (a *Agent) sign(m *control.Member) {
 	m.Name, m.Address, m.Role = string(a.name), a.advertised, a.config.Leader
 	m.DisplayName = a.display
+	// Other agents refuse a description with a longer name, which a certificate may have.
+	if name := a.guard.CertificateName(); len(name) <= control.MaxNameBytes {
+		m.CertificateName = name
+	}
 	m.Software, m.Measures = version.Current(), true
 	m.Protocol, m.NewestProtocol = a.env.Spoken.Oldest, a.env.Spoken.Newest
 	m.Draining = a.host.Draining()

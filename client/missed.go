@@ -96,6 +96,8 @@ type spentTime struct {
 	waited time.Duration // as [queries.Target]
 	agent  names.AgentName
 	spent  [lateness.Components]time.Duration // at the agent
+	lanes  [lateness.Components]time.Duration // as [Attempt.Lanes]
+	own    bool                               // the gateway chose the lane
 	says   bool                               // it has said that
 	failed bool                               // that attempt has failed
 	unled  bool                               // an attempt has failed with the leader's agent
@@ -110,10 +112,8 @@ func (t *spentTime) noteAttempt(to *queries.Target, now time.Duration, a *Attemp
 	t.failed = failed
 	t.unled = t.unled || failed && to.Agent == leader
 	t.sent, t.ended, t.waited, t.agent = to.Sent(), now, to.Waited, to.Agent
-	if to.Reservation != 0 {
-		t.waited = -1
-	}
-	t.spent, t.says = a.Spent, a.HasSpent
+	t.own = to.Reservation != 0
+	t.spent, t.says, t.lanes = a.Spent, a.HasSpent, a.Lanes
 }
 
 // quickShare is the share of the target below which a worker does not say where its time went: the
@@ -210,13 +210,14 @@ func (t *spentTime) fillWait(parts *[lateness.Components]time.Duration, q spentQ
 	switch {
 	case q.unled:
 		parts[lateness.AwaitedLeader] += wait
+	case t.own: // there is a leader, whose answer took too long
+		parts[lateness.OnTheWay] += wait
 	case t.waited >= 0:
 		// The leader's time is since the arrival. What it does not know of is the way to it and
 		// back.
 		known := min(max(0, t.waited-(q.began-q.arrival)), wait)
-		// The leader let the query wait for what kept the lanes: where this run's own time went says
-		// that. Lanes that queries wait for are busy all the time.
-		lateness.DivideWait(parts, known, &t.spent, 1)
+		// The leader let the query wait for what kept the lanes, which are busy all the time.
+		lateness.DivideWait(parts, known, &t.lanes, 1)
 		parts[lateness.OnTheWay] += wait - known
 	default:
 		parts[lateness.Unmeasured] += wait

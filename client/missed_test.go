@@ -15,7 +15,7 @@ func TestFill(t *testing.T) {
 	spent := parts{lateness.AwaitedLane: 20 * milli, lateness.RanAsProfiled: 30 * milli}
 	sent := spentTime{
 		sent: 100 * milli, ended: 200 * milli, waited: 70 * milli, agent: "vm-2", spent: spent,
-		says: true,
+		says: true, lanes: spent,
 	}
 	for _, c := range []struct {
 		name string
@@ -49,9 +49,22 @@ func TestFill(t *testing.T) {
 			}},
 		{"a leader that waited for a lane without CPU", func(t *spentTime) {
 			t.spent = parts{lateness.LackedCPU: 60 * milli, lateness.RanAsProfiled: 30 * milli}
+			t.lanes = t.spent
 		}, nil, parts{
 			lateness.ArrivedLate: 10 * milli, lateness.LackedCPU: 120 * milli,
 			lateness.OnTheWay: 40 * milli, lateness.RanAsProfiled: 30 * milli,
+		}},
+		{"a long run of its own, on lanes whose runs were as profiled", func(t *spentTime) {
+			t.spent = parts{lateness.RanLong: 60 * milli, lateness.RanAsProfiled: 30 * milli}
+			t.lanes = parts{lateness.RanLong: 60 * milli, lateness.RanAsProfiled: 1000 * milli}
+		}, nil, parts{
+			lateness.ArrivedLate: 10 * milli, lateness.AwaitedLane: 60 * milli,
+			lateness.RanLong: 60 * milli, lateness.OnTheWay: 40 * milli,
+			lateness.RanAsProfiled: 30 * milli,
+		}},
+		{"a leader that answers too late", func(t *spentTime) { t.own = true }, nil, parts{
+			lateness.ArrivedLate: 10 * milli, lateness.OnTheWay: 140 * milli,
+			lateness.AwaitedLane: 20 * milli, lateness.RanAsProfiled: 30 * milli,
 		}},
 		{"a worker whose clock is fast", func(t *spentTime) {
 			t.spent = parts{lateness.RanAsProfiled: 400 * milli}

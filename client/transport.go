@@ -57,6 +57,9 @@ type Attempt struct {
 	// the worker says so: it does if the query has taken long.
 	Spent    [lateness.Components]time.Duration
 	HasSpent bool
+	// Lanes is where the time of the last runs on the worker's lanes went. [Transport.Infer] sets it
+	// if the worker says so, as with Spent; else it is that of the query's own run.
+	Lanes [lateness.Components]time.Duration
 }
 
 // Remote is the [Transport] that reaches members by gRPC.
@@ -109,6 +112,10 @@ func (r Remote) Infer(ctx context.Context, to *control.Member, req *oip.Request,
 	err = conn.Invoke(ctx, inference.GRPCInferenceService_ModelInfer_FullMethodName, req, resp,
 		grpc.Trailer(&trailer))
 	attempt.Spent, attempt.HasSpent = control.SpentOf(trailer)
+	ok := false
+	if attempt.Lanes, ok = control.LanesOf(trailer); !ok {
+		attempt.Lanes = attempt.Spent
+	}
 	if err != nil {
 		resp.Release()
 		return nil, err

@@ -15,6 +15,7 @@ import (
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/lateness"
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/api/secure"
 	"github.com/muster-serve/muster/api/wakeup"
@@ -54,8 +55,10 @@ type gateway struct {
 	received uint64
 	// out gathers what the loop sends to this gateway at the next flush; nil: nothing.
 	out *control.MatchMessage
-	// knowsRoles is whether the gateway can split queries of models whose inputs have roles.
+	// knowsRoles is whether the gateway can split queries of models whose inputs have roles. Gateways
+	// that can also say why queries were missed.
 	knowsRoles bool
+	agent      string // the agent whose gateway it says that it is; "" of an SDK
 
 	mu      sync.Mutex
 	pending *control.MatchMessage // the next message for Match to send; nil: nothing
@@ -140,6 +143,7 @@ func (t *term) read(g *gateway, s control.Stream[control.MatchMessage, control.G
 	}
 	// A client with a name may say that its gateway is an agent's.
 	g.id, g.sdk = m.GetHello().GetGateway(), m.GetHello().GetAgent() == "" || g.client != ""
+	g.agent = m.GetHello().GetAgent()
 	g.knowsRoles = control.VersionsOf(m.GetHello().GetProtocol(),
 		m.GetHello().GetNewestProtocol()).Newest >= control.VersionRoles
 	t.postToLoop(func() { t.connect(g) })
@@ -372,6 +376,9 @@ func (t *term) countFailures(g *gateway, f *control.Failed) {
 		e.Model = leader.ModelID{Name: f.GetModel(), Version: f.GetVersion()}
 	}
 	t.step(e)
+	if !g.knowsRoles {
+		t.missed.countUnsaid(g, e.Model.Name, lateness.CauseOfFailure(e.Why, nil), e.N, 0)
+	}
 	if g.sdk {
 		id := t.knownID(e.Model)
 		t.leader.config.Counts.CountFailed(id.Name, id.Version, e.Why, e.N)

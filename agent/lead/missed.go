@@ -1,6 +1,7 @@
 package lead
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/muster-serve/muster/api/control"
@@ -46,6 +47,48 @@ func (p *missedPump) count(g *gateway, m *control.Missed) {
 	}
 }
 
+// countLate counts an answer that was late, if its gateway is of before and does not say why queries
+// are missed: nobody knows then where the time went.
+func (p *missedPump) countLate(c *control.Completed) {
+	g := p.term.gateways[c.GetGateway()]
+	if g == nil || g.knowsRoles || c.GetRefused() != "" || c.GetNoAnswer() {
+		return
+	}
+	late := control.Duration(c.GetLatencyNs())
+	for _, m := range p.term.viewed {
+		for i := range m.Models {
+			if held := &m.Models[i]; held.Name == c.GetModel() && held.Version == c.GetVersion() {
+				if late > held.QoSTarget {
+					p.countUnsaid(g, held.Name, lateness.Unknown, 1, late)
+				}
+				return
+			}
+		}
+	}
+}
+
+// countUnsaid counts n queries for a model that were missed at a gateway of before.
+func (p *missedPump) countUnsaid(g *gateway, model string, cause lateness.Cause, n uint64,
+	took time.Duration) {
+	key := lateness.Key{Model: cmp.Or(p.familyOf(model), model), Cause: cause}
+	if cause == lateness.Unknown && p.term.isMember(g.agent) {
+		key.Agent = g.agent
+	}
+	p.window.Miss(p.term.now.Sub(p.term.start), key, lateness.Sum{Count: n, Time: took})
+}
+
+// familyOf is the family of a model; "" if it has none.
+func (p *missedPump) familyOf(model string) string {
+	for _, m := range p.term.viewed {
+		for i := range m.Models {
+			if m.Models[i].Name == model && m.Models[i].Family != "" {
+				return m.Models[i].Family
+			}
+		}
+	}
+	return ""
+}
+
 // isMember reports whether the view has an agent.
 func (t *term) isMember(name string) bool {
 	for m := range t.viewed {
@@ -86,11 +129,7 @@ func (p *missedPump) countEnded(g *leader.Glance) {
 		all := m.Answered + m.Failed
 		ended[m.ModelID] = all
 		if n := all - min(all, p.before[m.ModelID]); n > 0 {
-			name := m.Name
-			if family := families[name]; family != "" {
-				name = family
-			}
-			p.window.End(now, name, n)
+			p.window.End(now, cmp.Or(families[m.Name], m.Name), n)
 		}
 	}
 	p.before = ended

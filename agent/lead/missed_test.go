@@ -67,3 +67,44 @@ func TestMissedPump(t *testing.T) {
 		t.Errorf("%d in the metrics, want the 2 of the SDK", counts.missed)
 	}
 }
+
+// TestMissedByOldGateways: a gateway that does not say why its queries were missed has them counted
+// for what is known: the reason of a failure, and of a late answer that nobody measured it.
+func TestMissedByOldGateways(t *testing.T) {
+	member := &control.Member{Name: "old"}
+	x := &term{
+		viewed: map[*control.Member]*leader.Member{member: {Models: []leader.HeldModel{
+			{ModelID: leader.ModelID{Name: "wnd", Version: 1}, Family: "ctr", QoSTarget: 10},
+		}}},
+		gateways: map[uint64]*gateway{
+			1: {id: 1, agent: "old"}, 2: {id: 2, agent: "new", knowsRoles: true}, 3: {id: 3},
+		},
+	}
+	p := &x.missed
+	p.term = x
+	for gateway := range uint64(5) {
+		for _, latency := range []int64{10, 11} {
+			p.countLate(&control.Completed{
+				Gateway: gateway, Model: "wnd", Version: 1, LatencyNs: latency,
+			})
+		}
+	}
+	p.countLate(&control.Completed{Gateway: 1, Model: "wnd", Version: 1, LatencyNs: 11, Refused: "no"})
+	p.countUnsaid(x.gateways[1], "wnd", lateness.CauseOfFailure("overloaded", nil), 3, 0)
+	p.countUnsaid(x.gateways[1], "", lateness.CauseOfFailure("deadline", nil), 2, 0)
+	want := map[lateness.Key]uint64{
+		{Model: "ctr", Cause: lateness.Unknown, Agent: "old"}: 1,
+		{Model: "ctr", Cause: lateness.Unknown}:               1,
+		{Model: "ctr", Cause: lateness.Lane}:                  3,
+		{Cause: lateness.Unknown, Agent: "old"}:               2,
+	}
+	s := p.summary(0).Summary()
+	for _, m := range s.Missed {
+		if m.Count != want[m.Key] {
+			t.Errorf("%d of %+v, want %d", m.Count, m.Key, want[m.Key])
+		}
+	}
+	if len(s.Missed) != len(want) {
+		t.Errorf("got %+v, want %d causes", s.Missed, len(want))
+	}
+}

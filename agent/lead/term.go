@@ -559,6 +559,7 @@ func (t *term) handleCompletion(name names.AgentName, c *control.Completed) {
 	if !c.GetShadow() {
 		t.beating.countCompletion(name, c)
 		t.noding.countCompletion(name, c)
+		t.missed.countLate(c)
 	}
 	t.step(leader.Event{
 		Kind: leader.Completed, Agent: name, Lane: int(c.GetLane()),

@@ -295,8 +295,8 @@ func CheckDescription(m *control.Member, name names.AgentName, spoken control.Ve
 		return fmt.Errorf("it says that its price is %v $/hr, want a number >= 0",
 			m.GetPriceUsdPerHour())
 	}
-	if maxLength(m.GetDisplayName()) > control.MaxNameBytes {
-		return fmt.Errorf("its display name has %d bytes, want at most %d", len(m.GetDisplayName()),
+	if longest := maxLength(m.GetDisplayName(), m.GetCertificateName()); longest > control.MaxNameBytes {
+		return fmt.Errorf("its display name, or its certificate's, has %d bytes, want at most %d", longest,
 			control.MaxNameBytes)
 	}
 	for _, model := range slices.Concat(m.GetModels(), m.GetLoadable()) {

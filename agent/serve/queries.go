@@ -154,7 +154,7 @@ func (c *queryStream) answerQuery(r *streamQuery, req *oip.Request) {
 		a.Answer, a.Error = nil, status.Convert(outcome.GRPC(err)).Proto()
 	}
 	a.Remaining, a.HasRemaining = control.RemainingOf(r.transport.trailer)
-	a.Spent = control.SpentBytes(r.transport.trailer)
+	a.Spent, a.Lanes = control.SpentBytes(r.transport.trailer)
 	c.mu.Lock()
 	delete(c.cancels, r.id)
 	c.mu.Unlock()

@@ -141,7 +141,7 @@ func (c *queryConns) answerQuery(q *queryConn, query *oip.StreamedQuery) error {
 		a.Error = status.Convert(outcome.GRPC(err)).Proto()
 	}
 	a.Remaining, a.HasRemaining = control.RemainingOf(call.trailer)
-	a.Spent = control.SpentBytes(call.trailer)
+	a.Spent, a.Lanes = control.SpentBytes(call.trailer)
 	if load := call.trailer[loadTrailer]; len(load) == 1 {
 		a.Load = load[0]
 	}

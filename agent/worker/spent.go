@@ -219,9 +219,9 @@ func (w *Worker) tellSpent(ctx context.Context, t *attempt) {
 	if t.target <= 0 || t.attempt.Waited+within < t.target/4 {
 		return
 	}
-	parts := w.spentOn(&t.ran, t.cut, t.receive, within, now)
+	parts, recent := w.spentOn(&t.ran, t.cut, t.receive, within, now), w.measurer.recent.sum(now)
 	// fails only outside a gRPC call
-	_ = grpc.SetTrailer(ctx, control.SpentTrailer(&parts))
+	_ = grpc.SetTrailer(ctx, control.SpentTrailer(&parts, &recent.spent))
 }
 
 // moveLost moves from a component what this process did not get in the time between.

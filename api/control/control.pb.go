@@ -341,6 +341,7 @@ type StreamedAnswer struct {
 	RemainingNs   *int64 `protobuf:"varint,4,opt,name=remaining_ns,json=remainingNs,proto3,oneof" json:"remaining_ns,omitempty"`
 	Spent         []byte `protobuf:"bytes,40,opt,name=spent,proto3" json:"spent,omitempty"` // as the trailer muster-spent-bin has it
 	Load          []byte `protobuf:"bytes,41,opt,name=load,proto3" json:"load,omitempty"`   // as the trailer endpoint-load-metrics-bin has it
+	Lanes         []byte `protobuf:"bytes,42,opt,name=lanes,proto3" json:"lanes,omitempty"` // as the trailer muster-lanes-bin has it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -413,6 +414,13 @@ func (x *StreamedAnswer) GetSpent() []byte {
 func (x *StreamedAnswer) GetLoad() []byte {
 	if x != nil {
 		return x.Load
+	}
+	return nil
+}
+
+func (x *StreamedAnswer) GetLanes() []byte {
+	if x != nil {
+		return x.Lanes
 	}
 	return nil
 }
@@ -1131,9 +1139,10 @@ type Member struct {
 	CpuWait float64 `protobuf:"fixed64,31,opt,name=cpu_wait,json=cpuWait,proto3" json:"cpu_wait,omitempty"`
 	// It measures where queries spend their time, and says so of those that take long; see
 	// api/lateness.
-	Measures      bool `protobuf:"varint,40,opt,name=measures,proto3" json:"measures,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Measures        bool   `protobuf:"varint,40,opt,name=measures,proto3" json:"measures,omitempty"`
+	CertificateName string `protobuf:"bytes,41,opt,name=certificate_name,json=certificateName,proto3" json:"certificate_name,omitempty"` // by which others know its requests; "" without a certificate
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Member) Reset() {
@@ -1374,6 +1383,13 @@ func (x *Member) GetMeasures() bool {
 		return x.Measures
 	}
 	return false
+}
+
+func (x *Member) GetCertificateName() string {
+	if x != nil {
+		return x.CertificateName
+	}
+	return ""
 }
 
 // A ModelProblem is why a version on an agent's disk cannot be loaded.
@@ -8327,14 +8343,15 @@ const file_control_control_proto_rawDesc = "" +
 	"\n" +
 	"timeout_ns\x18\x03 \x01(\x03R\ttimeoutNs\x12\x1a\n" +
 	"\bmetadata\x18\x04 \x03(\fR\bmetadata\x122\n" +
-	"\x05query\x18\x05 \x01(\v2\x1c.inference.ModelInferRequestR\x05query\"\xd0\x01\n" +
+	"\x05query\x18\x05 \x01(\v2\x1c.inference.ModelInferRequestR\x05query\"\xe6\x01\n" +
 	"\x0eStreamedAnswer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x14\n" +
 	"\x05error\x18\x02 \x01(\fR\x05error\x125\n" +
 	"\x06answer\x18\x03 \x01(\v2\x1d.inference.ModelInferResponseR\x06answer\x12&\n" +
 	"\fremaining_ns\x18\x04 \x01(\x03H\x00R\vremainingNs\x88\x01\x01\x12\x14\n" +
 	"\x05spent\x18( \x01(\fR\x05spent\x12\x12\n" +
-	"\x04load\x18) \x01(\fR\x04loadB\x0f\n" +
+	"\x04load\x18) \x01(\fR\x04load\x12\x14\n" +
+	"\x05lanes\x18* \x01(\fR\x05lanesB\x0f\n" +
 	"\r_remaining_ns\"\x11\n" +
 	"\x0fDescribeRequest\"\xb9\x03\n" +
 	"\aRelease\x12\x14\n" +
@@ -8393,7 +8410,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\ttolerance\x18\x06 \x01(\x01R\ttolerance\x12\x0e\n" +
 	"\x02by\x18\a \x01(\tR\x02by\x12*\n" +
 	"\x0emax_difference\x18\b \x01(\x01H\x00R\rmaxDifference\x88\x01\x01B\x11\n" +
-	"\x0f_max_difference\"\xe9\a\n" +
+	"\x0f_max_difference\"\x94\b\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
@@ -8427,7 +8444,8 @@ const file_control_control_proto_rawDesc = "" +
 	"\bproblems\x18\x1d \x03(\v2\x1f.muster.control.v1.ModelProblemR\bproblems\x12!\n" +
 	"\fdisplay_name\x18\x1e \x01(\tR\vdisplayName\x12\x19\n" +
 	"\bcpu_wait\x18\x1f \x01(\x01R\acpuWait\x12\x1a\n" +
-	"\bmeasures\x18( \x01(\bR\bmeasures\"n\n" +
+	"\bmeasures\x18( \x01(\bR\bmeasures\x12)\n" +
+	"\x10certificate_name\x18) \x01(\tR\x0fcertificateName\"n\n" +
 	"\fModelProblem\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +

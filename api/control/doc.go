@@ -38,6 +38,8 @@ const (
 	remainingTrailer = "muster-remaining-ns"
 	// spentTrailer comes with a worker's answer: see [SpentTrailer].
 	spentTrailer = "muster-spent-bin"
+	// lanesTrailer comes with spentTrailer: see [SpentTrailer]. Agents of before do not send it.
+	lanesTrailer = "muster-lanes-bin"
 	// LocalHeader marks a call that the agent must answer for itself alone, without passing it on.
 	LocalHeader = "muster-local"
 )
@@ -59,35 +61,55 @@ func RemainingOf(trailer metadata.MD) (d time.Duration, ok bool) {
 }
 
 // SpentTrailer returns the trailer with which a worker says where an attempt's time went, from when
-// its headers arrived.
-func SpentTrailer(parts *[lateness.Components]time.Duration) metadata.MD {
-	return metadata.Pairs(spentTrailer, string(lateness.AppendParts(nil, parts)))
+// its headers arrived, and where the time of the last runs on its lanes went: for what kept these,
+// queries have waited at the leader.
+func SpentTrailer(parts, lanes *[lateness.Components]time.Duration) metadata.MD {
+	return metadata.Pairs(spentTrailer, string(lateness.AppendParts(nil, parts)),
+		lanesTrailer, string(lateness.AppendParts(nil, lanes)))
 }
 
 // SpentOf returns what a trailer says where an attempt's time went; ok is false if it says nothing.
 func SpentOf(trailer metadata.MD) (parts [lateness.Components]time.Duration, ok bool) {
-	said := trailer[spentTrailer]
+	return partsOf(trailer, spentTrailer)
+}
+
+// LanesOf returns what a trailer says of where the time of the lanes' last runs went; ok is false if
+// it says nothing.
+func LanesOf(trailer metadata.MD) (parts [lateness.Components]time.Duration, ok bool) {
+	return partsOf(trailer, lanesTrailer)
+}
+
+func partsOf(trailer metadata.MD, name string) (parts [lateness.Components]time.Duration, ok bool) {
+	said := trailer[name]
 	if len(said) != 1 {
 		return parts, false
 	}
 	return lateness.ReadParts([]byte(said[0]))
 }
 
-// SpentBytes returns what SpentTrailer has made in a trailer, for a StreamedAnswer; nil: nothing.
-func SpentBytes(trailer metadata.MD) []byte {
-	if said := trailer[spentTrailer]; len(said) == 1 {
-		return []byte(said[0])
+// SpentBytes returns what SpentTrailer has made in a trailer, for a StreamedAnswer's Spent and Lanes;
+// nil: nothing.
+func SpentBytes(trailer metadata.MD) (spent, lanes []byte) {
+	bytesOf := func(name string) []byte {
+		if said := trailer[name]; len(said) == 1 {
+			return []byte(said[0])
+		}
+		return nil
 	}
-	return nil
+	return bytesOf(spentTrailer), bytesOf(lanesTrailer)
 }
 
 // StreamedTrailer returns the trailer that an answer on a stream stands for; nil for none.
-func StreamedTrailer(remaining time.Duration, hasRemaining bool, spent []byte) (md metadata.MD) {
+func StreamedTrailer(remaining time.Duration, hasRemaining bool,
+	spent, lanes []byte) (md metadata.MD) {
 	if hasRemaining {
 		md = RemainingTrailer(remaining)
 	}
 	if len(spent) > 0 {
 		md = metadata.Join(md, metadata.MD{spentTrailer: {string(spent)}})
+	}
+	if len(lanes) > 0 {
+		md = metadata.Join(md, metadata.MD{lanesTrailer: {string(lanes)}})
 	}
 	return md
 }

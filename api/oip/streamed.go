@@ -46,9 +46,12 @@ type StreamedAnswer struct {
 	// Load is the agent's load report, an OrcaLoadReport in the form of the trailer
 	// endpoint-load-metrics-bin; empty if the answer has none.
 	Load string
+	// Lanes is where the time of the worker's last runs went, in the form of Spent; nil if the answer
+	// does not tell it.
+	Lanes []byte
 }
 
-// maxSpent bounds the bytes of StreamedAnswer's Spent: some dozen numbers.
+// maxSpent bounds the bytes of StreamedAnswer's Spent and Lanes: some dozen numbers.
 const maxSpent = 512
 
 // maxLoad bounds the bytes of StreamedAnswer's Load: some numbers, and names of types of lanes.
@@ -287,6 +290,10 @@ func (a *StreamedAnswer) AppendHead(b []byte) ([]byte, error) {
 		e.writeLength(41, len(a.Load))
 		e.buf = append(e.buf, a.Load...)
 	}
+	if len(a.Lanes) > 0 {
+		e.writeLength(42, len(a.Lanes))
+		e.buf = append(e.buf, a.Lanes...)
+	}
 	return e.buf, nil
 }
 
@@ -340,6 +347,11 @@ func (a *StreamedAnswer) unmarshal(data mem.BufferSlice) error {
 				b := make([]byte, of.bytesLeft())
 				of.copyTo(b)
 				a.Load = string(b)
+			}
+		case num == 42 && typ == protowire.BytesType:
+			if of, err = c.readMessage(); err == nil && of.bytesLeft() <= maxSpent {
+				a.Lanes = make([]byte, of.bytesLeft())
+				of.copyTo(a.Lanes)
 			}
 		default:
 			return false, nil

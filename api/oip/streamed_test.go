@@ -106,6 +106,7 @@ func TestStreamedAnswer(t *testing.T) {
 	for range 200 {
 		a := &StreamedAnswer{
 			ID: r.Uint64(), HasRemaining: r.IntN(2) == 0, Remaining: time.Duration(r.Int64N(2)),
+			Spent: make([]byte, r.IntN(3)), Lanes: make([]byte, r.IntN(3)),
 		}
 		released := 0
 		var want *Response
@@ -134,7 +135,8 @@ func TestStreamedAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got.ID != a.ID || got.HasRemaining != a.HasRemaining ||
-			a.HasRemaining && got.Remaining != a.Remaining || !proto.Equal(got.Error, a.Error) {
+			a.HasRemaining && got.Remaining != a.Remaining || !proto.Equal(got.Error, a.Error) ||
+			!slices.Equal(got.Spent, a.Spent) || !slices.Equal(got.Lanes, a.Lanes) {
 			t.Errorf("got %+v, want %+v", got, a)
 		}
 		if (got.Answer == nil) != (want == nil) || want != nil &&

@@ -290,6 +290,15 @@ func (g *Guard) CertificateEnd() time.Time {
 	return time.Time{}
 }
 
+// CertificateName returns the name by which others know this process's requests; "" without a
+// certificate.
+func (g *Guard) CertificateName() string {
+	if cert := g.identity.get().cert; cert != nil {
+		return certificateName(cert.Leaf)
+	}
+	return ""
+}
+
 // RevocationEnd returns when the first of the revocation lists should be renewed; zero without one.
 func (g *Guard) RevocationEnd() time.Time {
 	if r := g.identity.get().revoked; r != nil {

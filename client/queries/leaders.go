@@ -262,6 +262,12 @@ func (s *State) Check(now time.Duration) (silent bool) {
 	return false
 }
 
+// isLed reports whether there is a leader: it has sent something lately, though it may not have
+// answered a query in time.
+func (s *State) isLed(now time.Duration) bool {
+	return s.link >= linkOpen && now-max(s.heardAt, s.busyAt) <= max(heartbeatSilence, s.maxSilence())
+}
+
 // Idle reports whether Check and Inquire need not be called before another query arrives.
 func (s *State) Idle() bool { return s.pending.Len() == 0 && len(s.unacked) == 0 }
 

@@ -3,6 +3,7 @@ package queries
 import (
 	"math"
 	"testing"
+	"time"
 
 	"github.com/muster-serve/muster/api/names"
 )
@@ -35,6 +36,32 @@ func TestLearnsNoLie(t *testing.T) {
 		if s.Learn(step.says); s.leaders.known.Leader != step.want {
 			t.Errorf("linked %v, told %v: takes %q for the leader, want %q", step.linked, step.says,
 				s.leaders.known.Leader, step.want)
+		}
+	}
+}
+
+// TestFarLeaderIsThere: a query that is decided without a leader has none only if the leader says
+// nothing: one that is far answers late, and its heartbeats come.
+func TestFarLeaderIsThere(t *testing.T) {
+	for _, heartbeats := range []bool{true, false} {
+		s := New(func(*Query, names.AgentName) time.Duration { return 0 })
+		s.Learn(Leadership{Epoch: 1, Leader: "far"})
+		s.Try(0, func(names.AgentName) bool { return true })
+		s.Opened(0)
+		q := &Query{Arrival: time.Millisecond}
+		s.Arrive(q, q.Arrival)
+		now := q.Arrival + heartbeatSilence
+		if !s.Check(q.Arrival + 2*minSilence) {
+			t.Fatal("the link is not silent")
+		}
+		if heartbeats {
+			s.HandleLeaderMessage(0, now)
+		}
+		if got := s.Inquire(now + minSilence); got != q {
+			t.Fatalf("decides %v without the leader, want the query", got)
+		}
+		if q.IsUnled() == heartbeats {
+			t.Errorf("heartbeats %v: without a leader %v", heartbeats, q.IsUnled())
 		}
 	}
 }

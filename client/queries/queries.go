@@ -228,7 +228,8 @@ func (q *Query) Parts() []*Query { return q.parts }
 // Failed returns the agents that have failed the query. The caller must not change the slice.
 func (q *Query) Failed() []names.AgentName { return q.failed }
 
-// IsUnled reports whether the query was without a leader that decides: it was lost, or silent.
+// IsUnled reports whether the query was without a leader: it was lost, or said nothing. A leader that
+// is far, or slow to answer a query, is there.
 func (q *Query) IsUnled() bool { return q.unled }
 
 // Backoff is about how long the caller waits before it reports an attempt that failed without an
@@ -892,7 +893,7 @@ func (s *State) Inquire(now time.Duration) *Query {
 	}
 	s.inquiries++
 	q := s.ready.queries[0]
-	q.inquired, q.unled = true, true
+	q.inquired, q.unled = true, q.unled || !s.isLed(now)
 	if q.stage == sent {
 		q.stage = doubted
 	}

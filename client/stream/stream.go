@@ -369,7 +369,7 @@ func addOutgoing(ctx context.Context, m *oip.StreamedQuery) error {
 // takeResult returns a call's result: it moves the answer to reply, or returns the error.
 func takeResult(a *oip.StreamedAnswer, reply *oip.Response, trailer *metadata.MD) error {
 	if trailer != nil {
-		*trailer = control.StreamedTrailer(a.Remaining, a.HasRemaining, a.Spent)
+		*trailer = control.StreamedTrailer(a.Remaining, a.HasRemaining, a.Spent, a.Lanes)
 	}
 	switch {
 	case a.Answer != nil:

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/lateness"
 	"github.com/muster-serve/muster/cmd/muster/internal/fleetview"
 	"github.com/muster-serve/muster/cmd/muster/internal/misuse"
@@ -52,11 +53,7 @@ The exit status is 0, whatever is found.`,
 				summary = fleetview.ShownMissed(status)
 			}
 			if summary == nil {
-				if status.GetView().GetLeadership().GetLeader() == "" {
-					return errors.New("there is no leader now, and only a leader knows why queries are late")
-				}
-				return errors.New("the leader is of a version that does not know why queries are late: " +
-					"upgrade it")
+				return errNoCauses(status)
 			}
 			of := summary.Of(strings.Join(args, ""))
 			if asJSON {
@@ -74,4 +71,20 @@ The exit status is 0, whatever is found.`,
 	cmd.Flags().DurationVar(&last, "last", time.Minute, "the time to look back, up to 15m")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print as JSON")
 	return cmd
+}
+
+// errNoCauses says why a status has no causes.
+func errNoCauses(s *control.FleetStatus) error {
+	leader := s.GetView().GetLeadership().GetLeader()
+	if leader == "" {
+		return errors.New("there is no leader now, and only a leader knows why queries are late")
+	}
+	software := "an older version"
+	for _, m := range s.GetView().GetMembers() {
+		if m.GetName() == leader && m.GetSoftware() != "" {
+			software = m.GetSoftware()
+		}
+	}
+	return fmt.Errorf("the leader, %s, runs %s, which does not know why queries are late: upgrade it",
+		s.GetView().ShownNames().Agent(leader), software)
 }

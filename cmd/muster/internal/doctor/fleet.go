@@ -49,6 +49,9 @@ func checkAgents(f *findings, s *control.FleetStatus) {
 		if d := m.GetDisplayName(); d != "" {
 			displays[d] = append(displays[d], m.GetName())
 		}
+		if name := m.GetCertificateName(); name != "" {
+			f.add("certificate", OK, "", "that of %s is named %s", m.GetName(), name)
+		}
 		switch {
 		case overdue[m.GetName()]:
 			f.add("agent", Warning, "look at that machine: muster doctor there says more",

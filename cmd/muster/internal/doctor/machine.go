@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -196,8 +197,15 @@ func (h Host) checkCertificates(f *findings, c agent.Config) {
 
 func (h Host) checkCertificate(f *findings, path string, cert *x509.Certificate) {
 	left := cert.NotAfter.Sub(h.Now)
-	found := fmt.Sprintf("%s, of %s, until %s", path, cert.Subject.CommonName,
-		cert.NotAfter.Format(time.DateOnly))
+	hosts := slices.Clone(cert.DNSNames)
+	for _, ip := range cert.IPAddresses {
+		hosts = append(hosts, ip.String())
+	}
+	of := cert.Subject.CommonName
+	if len(hosts) > 0 {
+		of += " (" + strings.Join(hosts, ", ") + ")"
+	}
+	found := fmt.Sprintf("%s, of %s, until %s", path, of, cert.NotAfter.Format(time.DateOnly))
 	remedy := "make a new one (docs/security.md); agents read it without a restart"
 	switch {
 	case h.Now.Before(cert.NotBefore):

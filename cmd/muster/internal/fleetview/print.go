@@ -289,6 +289,9 @@ func statesOf(s *control.FleetStatus, m *control.Member, a *control.AgentStatus)
 		leader == cmp.Or(a.GetName(), m.GetName()) {
 		words = append(words, "leads")
 	}
+	if name := m.GetCertificateName(); name != "" && name != m.GetName() {
+		words = append(words, "certificate "+name)
+	}
 	return words
 }
 
