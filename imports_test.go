@@ -286,7 +286,7 @@ var rules = []rule{
 	},
 	{
 		folder: "agent/serve", imports: []string{
-			"agent/members", "agent/modelstore", "agent/outcome", "agent/shadow", "agent/slowlog",
+			"agent/capture", "agent/members", "agent/modelstore", "agent/outcome", "agent/shadow", "agent/slowlog",
 			"agent/worker",
 			"api", "client", "models", "api/names",
 			"runtime",
@@ -314,6 +314,11 @@ var rules = []rule{
 		folder: "agent/slowlog", imports: []string{"api/lateness"},
 		never:  append([]string{module + "agent"}, network...),
 		reason: "what is written of a query follows from what it is told",
+	},
+	{
+		folder: "agent/capture", imports: []string{"api", "models/store"},
+		never:  append([]string{module + "agent", module + "models/store/remote"}, network...),
+		reason: "what is kept of a query follows from what it is told, wherever it goes",
 	},
 	{
 		folder: "agent/release", imports: []string{"api", "leader"},

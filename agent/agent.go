@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/muster-serve/muster/agent/capture"
 	"github.com/muster-serve/muster/agent/dashboard"
 	"github.com/muster-serve/muster/agent/lead"
 	"github.com/muster-serve/muster/agent/members"
@@ -52,7 +53,7 @@ import (
 //
 // While Run runs, the agent has these goroutines: those of its servers, with one or more for
 // each connection and call; those of the model repository, of gossip, of members.Members and of
-// lead.Leader; that of the slow log; and one each that waits for the first models, updates the gateway's view of the
+// lead.Leader; those of the slow log and of captures; and one each that waits for the first models, updates the gateway's view of the
 // fleet, finds out the instance type, watches the card and the limits of the process, gathers the
 // dashboard's beats, and forgets what belongs to removed versions and agents. All have ended when
 // Run returns.
@@ -74,9 +75,11 @@ type Agent struct {
 	rents        func(p *policy.Policy, join string) (cloud.Provider, error)
 	// openStore opens the model store at a URL; nil: Config.ModelStore must be empty.
 	openStore func(ctx context.Context, url string) (*store.Store, error)
-	rented    atomic.Pointer[control.Rented] // this machine; nil: no fleet has rented it
-	ends      atomic.Pointer[notice]         // of this machine's end; nil: none has come
-	host      host
+	// openBucket opens a bucket for captures; nil: Config.Capture must be a folder or empty.
+	openBucket func(ctx context.Context, url string) (store.Bucket, error)
+	rented     atomic.Pointer[control.Rented] // this machine; nil: no fleet has rented it
+	ends       atomic.Pointer[notice]         // of this machine's end; nil: none has come
+	host       host
 
 	// The fields below are set by Run before the agent serves its first call.
 	addresses  Addresses
@@ -95,6 +98,7 @@ type Agent struct {
 	gateway    *client.Gateway
 	counts     *serve.QueryCounters // of clients' queries
 	slowLog    *slowlog.Log         // nil: there is none
+	captures   *capture.Recorder    // nil: no queries are kept
 	executor   runtime.Executor
 	card       *cardWatch // nil without a card
 	cpu        cpuWatch
@@ -247,6 +251,10 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	defer a.slowLog.Close() // nil if there is none
+	if err := a.openCaptures(); err != nil {
+		return err
+	}
+	defer a.captures.Close() // nil if there are none
 	listeners, err := a.listen()
 	if err != nil {
 		return err
@@ -388,7 +396,7 @@ func (a *Agent) openServer() {
 		Name: a.name, Members: a.members, Worker: a.worker,
 		Keyring: members.NewKeyring(a.members, a.config.gossipKeyFile()),
 		Leading: a.leading, Leadership: &a.leadership, Renting: a.renting, Releases: a.releases,
-		Gateway: a.gateway, Counts: a.counts, Shadows: a.shadows,
+		Gateway: a.gateway, Counts: a.counts, Shadows: a.shadows, Captures: a.captures,
 		Guard: a.guard, Events: a.events, Health: a.health, Local: a.local,
 		Note: a.stored.Note, Refresh: a.stored.Refresh, Files: modelstore.NewServer(a.stored),
 		MaxWaitingBytes: a.config.MaxWaitingBytes, ReceiveTimeout: a.env.ReceiveTimeout,

@@ -180,6 +180,15 @@ type Config struct {
 	// SlowLog is the path of a file to which the agent appends a line for queries of clients that
 	// were late, refused or failed. Empty, the default, writes none.
 	SlowLog string
+	// Capture is where the agent keeps queries of the models whose settings say so: a folder, or the
+	// URL of a bucket. Empty, the default, keeps none.
+	Capture string
+	// CaptureBytes bounds what is kept: all that a folder holds, or what goes to a bucket in a day.
+	// Must be > 0. Default 1 GiB.
+	CaptureBytes int64
+	// CaptureKeyFile is the path of a file with the key of hashes. Empty, the default, means a random
+	// key for each start.
+	CaptureKeyFile string
 	// Name is the name by which people know this agent: at most 64 bytes without spaces. Two agents
 	// should not have the same. Empty, the default, means the one that StateDir keeps, else the
 	// host's.
@@ -224,6 +233,7 @@ func DefaultConfig() Config {
 		Policy:            match.DefaultPolicy,
 		MaxWaitingQueries: 1024,
 		MaxWaitingBytes:   256 << 20,
+		CaptureBytes:      1 << 30,
 		LoadTimeout:       models.DefaultLoadTimeout,
 		Limits:            secure.Limits{Connections: 384, Calls: 384},
 		DrainTimeout:      30 * time.Second,
@@ -346,6 +356,9 @@ func (c Config) Validate() error {
 	}
 	if c.MaxWaitingBytes <= 0 {
 		fault("max-waiting-bytes: %d, want more than 0", c.MaxWaitingBytes)
+	}
+	if c.CaptureBytes <= 0 {
+		fault("capture-bytes: %d, want more than 0", c.CaptureBytes)
 	}
 	if c.LoadTimeout <= 0 {
 		fault("load-timeout: %v, want more than 0", c.LoadTimeout)

@@ -327,6 +327,34 @@ func (g *Gateway) Version(model, version string) (number int64, target time.Dura
 	return number, held.qosTarget, true
 }
 
+// A CaptureRule says what is kept of a version's queries, and what else keeping them takes.
+type CaptureRule struct {
+	*control.Capture              // nil: nothing is kept
+	Roles            *roles.Roles // nil: a query is one row
+	IDBounds         map[string][]int64
+}
+
+// CaptureRule returns what is kept of a query that names a model or family, and a version or "".
+func (g *Gateway) CaptureRule(model, version string) CaptureRule {
+	held, _, _, err := g.members.Load().find(model, version, 0)
+	if err != nil || held == nil {
+		return CaptureRule{}
+	}
+	return CaptureRule{held.capture, held.roles, held.idBounds}
+}
+
+// Arm is the side of a comparison on which a version of a model answers: "canary" or "current"; ""
+// while no canary is on trial.
+func (g *Gateway) Arm(model string, version int64) string {
+	switch r := g.members.Load().releases[model]; {
+	case !r.OnTrial():
+		return ""
+	case version == r.Canary:
+		return "canary"
+	}
+	return "current"
+}
+
 // Leader is the name of the member to which the gateway submits, or "" while it decides without a
 // leader.
 func (g *Gateway) Leader() names.AgentName {
@@ -368,7 +396,7 @@ func (g *Gateway) Leader() names.AgentName {
 // returns.
 func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time) (*oip.Response,
 	error) {
-	req.TrialSize, req.Tried, req.Late = 0, 0, nil
+	req.TrialSize, req.Tried, req.Late, req.Agent = 0, 0, nil, ""
 	members := g.members.Load()
 	if g.config.Own != nil && members.isAlone(req.Model) {
 		return g.inferAlone(ctx, req, arrival, members)
@@ -413,6 +441,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 	g.startWatch()
 	g.leaveCritical(true)
 	resp, err := g.run(ctx, q, req)
+	req.Agent = string(q.slowestPart().spent.agent)
 	g.recordLate(q, req, began, held.qosTarget, err)
 	if known := g.members.Load(); q.version == 0 && q.family == nil &&
 		known.releases[q.model].OnTrial() {

@@ -57,6 +57,10 @@ type fleetVersion struct {
 	accuracy  float64 // in (0, 1]; 0 if unknown
 	// roles are those of the inputs of its queries; nil: they have no batch size.
 	roles *roles.Roles
+	// capture says what is kept of its queries, nil: nothing; idBounds are those of its inputs, if
+	// something is kept.
+	capture  *control.Capture
+	idBounds map[string][]int64
 }
 
 func newMembers(v *control.View) *members {
@@ -103,6 +107,7 @@ func newMembers(v *control.View) *members {
 		best.noteHeld(f.Variants[0].Model)
 		of.qosTarget, of.deadline = best.qosTarget, best.deadline
 		of.largest, of.roles = int(f.LargestBatchSize()), best.roles
+		of.capture, of.idBounds = best.capture, best.idBounds
 		m.families[name] = of
 	}
 	return m
@@ -179,6 +184,12 @@ func (v *fleetVersion) noteHeld(held *control.Model) {
 	v.accuracy = cmp.Or(held.GetAccuracy(), v.accuracy)
 	if v.roles == nil || held.GetMetadata().GetProperties()[oip.RolesProperty] != "" {
 		v.roles = rolesOf(held)
+	}
+	if c := held.GetCapture(); c != nil {
+		v.capture = v.capture.Stricter(c)
+		if p, err := oip.ParseProperties(held.GetMetadata().GetProperties()); err == nil {
+			v.idBounds = p.IDBounds
+		}
 	}
 }
 

@@ -120,6 +120,17 @@ func (t *spentTime) noteAttempt(to *queries.Target, now time.Duration, a *Attemp
 // query is late by what happened elsewhere, and by how much is known to as much.
 const quickShare = 4
 
+// slowestPart is the part of q that ended last, or q itself if it has run whole.
+func (q *gatewayQuery) slowestPart() *gatewayQuery {
+	slowest := q
+	for _, part := range q.Parts() {
+		if part := part.Tag.(*gatewayQuery); part.spent.ended >= slowest.spent.ended {
+			slowest = part
+		}
+	}
+	return slowest
+}
+
 // recordLate sets req.Late if q, whose target is given and which began at the gateway at the time
 // began, was late or has failed.
 func (g *Gateway) recordLate(q *gatewayQuery, req *oip.Request, began, target time.Duration,
@@ -128,12 +139,7 @@ func (g *Gateway) recordLate(q *gatewayQuery, req *oip.Request, began, target ti
 	if total := now - q.Arrival; target <= 0 || err == nil && total <= target {
 		return
 	}
-	slowest := q
-	for _, part := range q.Parts() {
-		if part := part.Tag.(*gatewayQuery); part.spent.ended >= slowest.spent.ended {
-			slowest = part
-		}
-	}
+	slowest := q.slowestPart()
 	r := &lateness.Record{Target: target}
 	g.mu.Lock()
 	unled := slowest.IsUnled()

@@ -50,6 +50,7 @@ func (g *Gateway) inferAlone(ctx context.Context, req *oip.Request, arrival time
 	if req.Version == "" && r.Takes(id.Gateway, id.Sequence) {
 		canary = r.Canary
 	}
+	req.Agent = string(g.config.Agent)
 	resp, err := g.config.Own.InferAlone(ctx, req, id, arrival, canary)
 	if req.Version != "" || !r.OnTrial() {
 		req.TrialSize = 0

@@ -154,6 +154,8 @@ type Config struct {
 	SizeOf        SizeDimension
 	SentOnce      []string // inputs of the user
 	NeverSentOnce bool
+	// Capture says what is kept of queries and answers. Default: nothing.
+	Capture Capture
 	// Inputs and Outputs may name some or all inputs and outputs of the model, to add id bounds and
 	// shapes. Data types and shapes that they give must agree with the model's.
 	Inputs  []TensorSpec

@@ -193,7 +193,7 @@ merge: often
 		`model.yaml:20: unknown key "outputs[0].id_bounds", expected one of data_type, name, role, shape`,
 		`model.yaml:21: tables: got "none", expected a list of tables`,
 		`model.yaml:22: generated.seed: got "-1", expected a whole number of at least 0`,
-		`model.yaml:23: unknown key "qos_target", expected one of accuracy, deadline_ms, family, ` +
+		`model.yaml:23: unknown key "qos_target", expected one of accuracy, capture, deadline_ms, family, ` +
 			`generated, inputs, largest_batch_size, late, measured, merge, metric, min_accuracy, ` +
 			`outputs, qos_percentile, qos_target_ms, ragged, rows_independent, score, sent_once, ` +
 			`size_of, split, tables, target_accuracy, tf32, versions, warm_up`,

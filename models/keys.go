@@ -37,7 +37,8 @@ func describeMilliseconds(largest time.Duration) string {
 
 // configKeys are those of a model.yaml.
 func (p *parser) configKeys(c *Config, g *givenValues) []document.Key {
-	return slices.Concat(p.targetKeys(c, g), p.runKeys(c, g), p.rankKeys(c, g), p.modelKeys(c, g))
+	return slices.Concat(p.targetKeys(c, g), p.runKeys(c, g), p.rankKeys(c, g), p.modelKeys(c, g),
+		p.captureConfigKeys(c, g))
 }
 
 // rankKeys are those that say what a query of a ranker consists of. A file with one of them asks

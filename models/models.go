@@ -261,6 +261,7 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	errs = append(errs, more...)
 	v.noteOutputs(s)
 	errs = append(errs, v.checkInputs()...)
+	errs = append(errs, v.checkCapture()...)
 	switch {
 	case ranks && len(errs) > 0:
 	case inferred != nil:

@@ -150,7 +150,7 @@ func (p *parser) readMapping(where string, n *yaml.Node, keys []document.Key) {
 // givenValues are the values of a model.yaml that others are checked against; nil where the file
 // has none.
 type givenValues struct {
-	target, deadline, warmUp, split, merging, score, metric, measured *yaml.Node
+	target, deadline, warmUp, split, merging, score, metric, measured, capture *yaml.Node
 
 	inputs, outputs []TensorSpec
 	splits          bool
@@ -177,6 +177,10 @@ func (p *parser) checkConfig(c *Config, g *givenValues) {
 				"which older versions of Muster do not know: it must say %s: %d, too",
 			document.Requires,
 			rolesFormat)
+	}
+	if g.capture != nil && c.Requires < captureFormat {
+		p.Fault(g.capture, "capture: older versions of Muster do not know it: the file must say %s: %d, too",
+			document.Requires, captureFormat)
 	}
 	if g.deadline != nil && c.Deadline < c.QoSTarget {
 		p.addFault("deadline_ms", g.deadline,
@@ -452,6 +456,7 @@ func (c Config) YAML() ([]byte, error) {
 		SentOnce         any               `yaml:"sent_once,omitempty,flow"`
 		Ragged           []yamlFeature     `yaml:"ragged,omitempty,flow"`
 		SizeOf           string            `yaml:"size_of,omitempty"`
+		Capture          *Capture          `yaml:"capture,omitempty,flow"`
 		Inputs           []port            `yaml:"inputs,omitempty"`
 		Outputs          []port            `yaml:"outputs,omitempty"`
 		Tables           []table           `yaml:"tables,omitempty"`
@@ -469,6 +474,7 @@ func (c Config) YAML() ([]byte, error) {
 		SentOnce:         c.yamlSentOnce(),
 		Ragged:           yamlFeatures(c.Ragged),
 		SizeOf:           c.SizeOf.String(),
+		Capture:          c.yamlCapture(),
 		Family:           c.Family,
 		Accuracy:         c.Accuracy,
 		Score:            c.Score,

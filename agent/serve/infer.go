@@ -30,7 +30,9 @@ func (s *Server) answerQuery(ctx context.Context, req *oip.Request, arrival time
 	model, version, target := s.askedVersion(req.Model, req.Version)
 	s.config.Counts.Arrived(model, version)
 	req.Answer, req.LoadShare = answers, Callers{s.config.Guard}.LoadShare(ctx)
+	kept := s.beginCapture(ctx, req, arrival)
 	resp, err = s.config.Gateway.Infer(ctx, req, arrival)
+	s.finishCapture(kept, req, resp, err, target)
 	if err != nil {
 		err = s.whileStarting(err)
 		after := time.Since(arrival)

@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
 
+	"github.com/muster-serve/muster/agent/capture"
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/modelstore"
 	"github.com/muster-serve/muster/agent/shadow"
@@ -72,6 +73,7 @@ type Config struct {
 	Releases   Releases
 	Gateway    *client.Gateway // this agent's gateway
 	Shadows    *shadow.Comparer
+	Captures   *capture.Recorder // nil: no queries are kept
 	Guard      *secure.Guard
 	Events     *Events
 	Health     *Health
@@ -259,6 +261,10 @@ func (s *Server) Loaded(v *models.Version) {
 	free := v.Batchless || v.Roles != nil && v.Roles.NeedsRoles()
 	s.allowLargest(v.Inputs, v.Config.LargestBatchSize, free)
 	s.config.Counts.makeSeries(v.Model, v.Number)
+	if s.config.Captures == nil && v.Config.Capture.Share > 0 {
+		s.config.Log.Warn("model.yaml says that queries are to be kept; this agent keeps none without "+
+			"--capture", "model", v.Model)
+	}
 }
 
 // Settle makes the agent ready. It must be called once, when the first models have loaded or

@@ -168,7 +168,16 @@ func (w *Worker) describeVersion(v *models.Version) *control.Model {
 		MinAccuracy:      config.MinAccuracy,
 		TargetAccuracy:   config.TargetAccuracy,
 		StatesFor:        statesFor,
+		Capture:          captureOf(&config.Capture),
 	}
+}
+
+// captureOf says what is kept of a version's queries; nil: nothing.
+func captureOf(c *models.Capture) *control.Capture {
+	if c.Share == 0 {
+		return nil
+	}
+	return &control.Capture{Share: c.Share, LeaveOut: c.LeaveOut, Hash: c.Hash}
 }
 
 // Metadata returns the inference protocol's metadata of a version that this agent holds, without

@@ -2851,8 +2851,10 @@ type Model struct {
 	TargetAccuracy float64 `protobuf:"fixed64,19,opt,name=target_accuracy,json=targetAccuracy,proto3" json:"target_accuracy,omitempty"`
 	StatesFor      string  `protobuf:"bytes,20,opt,name=states_for,json=statesFor,proto3" json:"states_for,omitempty"` // the family for which it states them, whether it answers for it or not
 	// The following are of a LayoutState.
-	Bytes         uint64 `protobuf:"varint,16,opt,name=bytes,proto3" json:"bytes,omitempty"`                 // of memory that the version takes once loaded, about
-	LoadNs        int64  `protobuf:"varint,17,opt,name=load_ns,json=loadNs,proto3" json:"load_ns,omitempty"` // how long its last load took here, warming included; 0: none yet
+	Bytes  uint64 `protobuf:"varint,16,opt,name=bytes,proto3" json:"bytes,omitempty"`                 // of memory that the version takes once loaded, about
+	LoadNs int64  `protobuf:"varint,17,opt,name=load_ns,json=loadNs,proto3" json:"load_ns,omitempty"` // how long its last load took here, warming included; 0: none yet
+	// capture says what is kept of its queries; not set: nothing. Members of before keep nothing.
+	Capture       *Capture `protobuf:"bytes,22,opt,name=capture,proto3" json:"capture,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3034,6 +3036,75 @@ func (x *Model) GetLoadNs() int64 {
 	return 0
 }
 
+func (x *Model) GetCapture() *Capture {
+	if x != nil {
+		return x.Capture
+	}
+	return nil
+}
+
+// A Capture says which of a model's queries are kept, and what of them.
+type Capture struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Share float64                `protobuf:"fixed64,1,opt,name=share,proto3" json:"share,omitempty"` // of the queries, in (0, 1]
+	// Names of inputs and outputs, or "client", the name of who asked.
+	LeaveOut      []string `protobuf:"bytes,2,rep,name=leave_out,json=leaveOut,proto3" json:"leave_out,omitempty"`
+	Hash          []string `protobuf:"bytes,3,rep,name=hash,proto3" json:"hash,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Capture) Reset() {
+	*x = Capture{}
+	mi := &file_control_control_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Capture) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Capture) ProtoMessage() {}
+
+func (x *Capture) ProtoReflect() protoreflect.Message {
+	mi := &file_control_control_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Capture.ProtoReflect.Descriptor instead.
+func (*Capture) Descriptor() ([]byte, []int) {
+	return file_control_control_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *Capture) GetShare() float64 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
+func (x *Capture) GetLeaveOut() []string {
+	if x != nil {
+		return x.LeaveOut
+	}
+	return nil
+}
+
+func (x *Capture) GetHash() []string {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
 type WatchRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// changes: views but the first one have only what has changed since the one before, see View.
@@ -3044,7 +3115,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3056,7 +3127,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[33]
+	mi := &file_control_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3069,7 +3140,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{33}
+	return file_control_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WatchRequest) GetChanges() bool {
@@ -3109,7 +3180,7 @@ type View struct {
 
 func (x *View) Reset() {
 	*x = View{}
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3121,7 +3192,7 @@ func (x *View) String() string {
 func (*View) ProtoMessage() {}
 
 func (x *View) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[34]
+	mi := &file_control_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3134,7 +3205,7 @@ func (x *View) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use View.ProtoReflect.Descriptor instead.
 func (*View) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{34}
+	return file_control_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *View) GetMembers() []*Member {
@@ -3240,7 +3311,7 @@ type Leadership struct {
 
 func (x *Leadership) Reset() {
 	*x = Leadership{}
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3252,7 +3323,7 @@ func (x *Leadership) String() string {
 func (*Leadership) ProtoMessage() {}
 
 func (x *Leadership) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[35]
+	mi := &file_control_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3265,7 +3336,7 @@ func (x *Leadership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leadership.ProtoReflect.Descriptor instead.
 func (*Leadership) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{35}
+	return file_control_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Leadership) GetEpoch() uint64 {
@@ -3306,7 +3377,7 @@ type TypePrice struct {
 
 func (x *TypePrice) Reset() {
 	*x = TypePrice{}
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3318,7 +3389,7 @@ func (x *TypePrice) String() string {
 func (*TypePrice) ProtoMessage() {}
 
 func (x *TypePrice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[36]
+	mi := &file_control_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3331,7 +3402,7 @@ func (x *TypePrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TypePrice.ProtoReflect.Descriptor instead.
 func (*TypePrice) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{36}
+	return file_control_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *TypePrice) GetType() string {
@@ -3375,7 +3446,7 @@ type ClassPrice struct {
 
 func (x *ClassPrice) Reset() {
 	*x = ClassPrice{}
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3387,7 +3458,7 @@ func (x *ClassPrice) String() string {
 func (*ClassPrice) ProtoMessage() {}
 
 func (x *ClassPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[37]
+	mi := &file_control_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3400,7 +3471,7 @@ func (x *ClassPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassPrice.ProtoReflect.Descriptor instead.
 func (*ClassPrice) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{37}
+	return file_control_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ClassPrice) GetModels() []string {
@@ -3441,7 +3512,7 @@ type Profile struct {
 
 func (x *Profile) Reset() {
 	*x = Profile{}
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3453,7 +3524,7 @@ func (x *Profile) String() string {
 func (*Profile) ProtoMessage() {}
 
 func (x *Profile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[38]
+	mi := &file_control_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3466,7 +3537,7 @@ func (x *Profile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Profile.ProtoReflect.Descriptor instead.
 func (*Profile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{38}
+	return file_control_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Profile) GetModel() string {
@@ -3524,7 +3595,7 @@ type LaneLoad struct {
 
 func (x *LaneLoad) Reset() {
 	*x = LaneLoad{}
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3536,7 +3607,7 @@ func (x *LaneLoad) String() string {
 func (*LaneLoad) ProtoMessage() {}
 
 func (x *LaneLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[39]
+	mi := &file_control_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3549,7 +3620,7 @@ func (x *LaneLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LaneLoad.ProtoReflect.Descriptor instead.
 func (*LaneLoad) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{39}
+	return file_control_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *LaneLoad) GetAgent() string {
@@ -3600,7 +3671,7 @@ type GatewayMessage struct {
 
 func (x *GatewayMessage) Reset() {
 	*x = GatewayMessage{}
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3612,7 +3683,7 @@ func (x *GatewayMessage) String() string {
 func (*GatewayMessage) ProtoMessage() {}
 
 func (x *GatewayMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[40]
+	mi := &file_control_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3625,7 +3696,7 @@ func (x *GatewayMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayMessage.ProtoReflect.Descriptor instead.
 func (*GatewayMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{40}
+	return file_control_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GatewayMessage) GetHello() *GatewayHello {
@@ -3691,7 +3762,7 @@ type Missed struct {
 
 func (x *Missed) Reset() {
 	*x = Missed{}
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3703,7 +3774,7 @@ func (x *Missed) String() string {
 func (*Missed) ProtoMessage() {}
 
 func (x *Missed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[41]
+	mi := &file_control_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3716,7 +3787,7 @@ func (x *Missed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Missed.ProtoReflect.Descriptor instead.
 func (*Missed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{41}
+	return file_control_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Missed) GetModel() string {
@@ -3770,7 +3841,7 @@ type Failed struct {
 
 func (x *Failed) Reset() {
 	*x = Failed{}
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3782,7 +3853,7 @@ func (x *Failed) String() string {
 func (*Failed) ProtoMessage() {}
 
 func (x *Failed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[42]
+	mi := &file_control_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3795,7 +3866,7 @@ func (x *Failed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Failed.ProtoReflect.Descriptor instead.
 func (*Failed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{42}
+	return file_control_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Failed) GetModel() string {
@@ -3845,7 +3916,7 @@ type GatewayHello struct {
 
 func (x *GatewayHello) Reset() {
 	*x = GatewayHello{}
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3857,7 +3928,7 @@ func (x *GatewayHello) String() string {
 func (*GatewayHello) ProtoMessage() {}
 
 func (x *GatewayHello) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[43]
+	mi := &file_control_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3870,7 +3941,7 @@ func (x *GatewayHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayHello.ProtoReflect.Descriptor instead.
 func (*GatewayHello) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{43}
+	return file_control_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GatewayHello) GetGateway() uint64 {
@@ -3937,7 +4008,7 @@ type Submit struct {
 
 func (x *Submit) Reset() {
 	*x = Submit{}
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3949,7 +4020,7 @@ func (x *Submit) String() string {
 func (*Submit) ProtoMessage() {}
 
 func (x *Submit) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[44]
+	mi := &file_control_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3962,7 +4033,7 @@ func (x *Submit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Submit.ProtoReflect.Descriptor instead.
 func (*Submit) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{44}
+	return file_control_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Submit) GetSequence() uint64 {
@@ -4104,7 +4175,7 @@ type MatchMessage struct {
 
 func (x *MatchMessage) Reset() {
 	*x = MatchMessage{}
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4116,7 +4187,7 @@ func (x *MatchMessage) String() string {
 func (*MatchMessage) ProtoMessage() {}
 
 func (x *MatchMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[45]
+	mi := &file_control_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4129,7 +4200,7 @@ func (x *MatchMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchMessage.ProtoReflect.Descriptor instead.
 func (*MatchMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{45}
+	return file_control_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *MatchMessage) GetReceived() uint64 {
@@ -4204,7 +4275,7 @@ type Split struct {
 
 func (x *Split) Reset() {
 	*x = Split{}
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4216,7 +4287,7 @@ func (x *Split) String() string {
 func (*Split) ProtoMessage() {}
 
 func (x *Split) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[46]
+	mi := &file_control_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4229,7 +4300,7 @@ func (x *Split) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Split.ProtoReflect.Descriptor instead.
 func (*Split) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{46}
+	return file_control_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Split) GetSequence() uint64 {
@@ -4293,7 +4364,7 @@ type Assign struct {
 
 func (x *Assign) Reset() {
 	*x = Assign{}
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4305,7 +4376,7 @@ func (x *Assign) String() string {
 func (*Assign) ProtoMessage() {}
 
 func (x *Assign) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[47]
+	mi := &file_control_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4318,7 +4389,7 @@ func (x *Assign) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assign.ProtoReflect.Descriptor instead.
 func (*Assign) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{47}
+	return file_control_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Assign) GetSequence() uint64 {
@@ -4418,7 +4489,7 @@ type Reject struct {
 
 func (x *Reject) Reset() {
 	*x = Reject{}
-	mi := &file_control_control_proto_msgTypes[48]
+	mi := &file_control_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4430,7 +4501,7 @@ func (x *Reject) String() string {
 func (*Reject) ProtoMessage() {}
 
 func (x *Reject) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[48]
+	mi := &file_control_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4443,7 +4514,7 @@ func (x *Reject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reject.ProtoReflect.Descriptor instead.
 func (*Reject) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{48}
+	return file_control_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Reject) GetSequence() uint64 {
@@ -4493,7 +4564,7 @@ type OfferAgain struct {
 
 func (x *OfferAgain) Reset() {
 	*x = OfferAgain{}
-	mi := &file_control_control_proto_msgTypes[49]
+	mi := &file_control_control_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4505,7 +4576,7 @@ func (x *OfferAgain) String() string {
 func (*OfferAgain) ProtoMessage() {}
 
 func (x *OfferAgain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[49]
+	mi := &file_control_control_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4518,7 +4589,7 @@ func (x *OfferAgain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OfferAgain.ProtoReflect.Descriptor instead.
 func (*OfferAgain) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{49}
+	return file_control_control_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *OfferAgain) GetSequence() uint64 {
@@ -4559,7 +4630,7 @@ type Election struct {
 
 func (x *Election) Reset() {
 	*x = Election{}
-	mi := &file_control_control_proto_msgTypes[50]
+	mi := &file_control_control_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4571,7 +4642,7 @@ func (x *Election) String() string {
 func (*Election) ProtoMessage() {}
 
 func (x *Election) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[50]
+	mi := &file_control_control_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4584,7 +4655,7 @@ func (x *Election) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Election.ProtoReflect.Descriptor instead.
 func (*Election) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{50}
+	return file_control_control_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Election) GetFrom() string {
@@ -4659,7 +4730,7 @@ type LeaderMessage struct {
 
 func (x *LeaderMessage) Reset() {
 	*x = LeaderMessage{}
-	mi := &file_control_control_proto_msgTypes[51]
+	mi := &file_control_control_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4671,7 +4742,7 @@ func (x *LeaderMessage) String() string {
 func (*LeaderMessage) ProtoMessage() {}
 
 func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[51]
+	mi := &file_control_control_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4684,7 +4755,7 @@ func (x *LeaderMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaderMessage.ProtoReflect.Descriptor instead.
 func (*LeaderMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{51}
+	return file_control_control_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *LeaderMessage) GetElection() []*Election {
@@ -4795,7 +4866,7 @@ type WorkerMessage struct {
 
 func (x *WorkerMessage) Reset() {
 	*x = WorkerMessage{}
-	mi := &file_control_control_proto_msgTypes[52]
+	mi := &file_control_control_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4807,7 +4878,7 @@ func (x *WorkerMessage) String() string {
 func (*WorkerMessage) ProtoMessage() {}
 
 func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[52]
+	mi := &file_control_control_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4820,7 +4891,7 @@ func (x *WorkerMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerMessage.ProtoReflect.Descriptor instead.
 func (*WorkerMessage) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{52}
+	return file_control_control_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *WorkerMessage) GetElection() []*Election {
@@ -4895,7 +4966,7 @@ type LayoutOrder struct {
 
 func (x *LayoutOrder) Reset() {
 	*x = LayoutOrder{}
-	mi := &file_control_control_proto_msgTypes[53]
+	mi := &file_control_control_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4907,7 +4978,7 @@ func (x *LayoutOrder) String() string {
 func (*LayoutOrder) ProtoMessage() {}
 
 func (x *LayoutOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[53]
+	mi := &file_control_control_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4920,7 +4991,7 @@ func (x *LayoutOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutOrder.ProtoReflect.Descriptor instead.
 func (*LayoutOrder) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{53}
+	return file_control_control_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *LayoutOrder) GetEpoch() uint64 {
@@ -4966,7 +5037,7 @@ type LanesOrder struct {
 
 func (x *LanesOrder) Reset() {
 	*x = LanesOrder{}
-	mi := &file_control_control_proto_msgTypes[54]
+	mi := &file_control_control_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4978,7 +5049,7 @@ func (x *LanesOrder) String() string {
 func (*LanesOrder) ProtoMessage() {}
 
 func (x *LanesOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[54]
+	mi := &file_control_control_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4991,7 +5062,7 @@ func (x *LanesOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LanesOrder.ProtoReflect.Descriptor instead.
 func (*LanesOrder) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{54}
+	return file_control_control_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *LanesOrder) GetEpoch() uint64 {
@@ -5046,7 +5117,7 @@ type LayoutState struct {
 
 func (x *LayoutState) Reset() {
 	*x = LayoutState{}
-	mi := &file_control_control_proto_msgTypes[55]
+	mi := &file_control_control_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5058,7 +5129,7 @@ func (x *LayoutState) String() string {
 func (*LayoutState) ProtoMessage() {}
 
 func (x *LayoutState) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[55]
+	mi := &file_control_control_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5071,7 +5142,7 @@ func (x *LayoutState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LayoutState.ProtoReflect.Descriptor instead.
 func (*LayoutState) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{55}
+	return file_control_control_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *LayoutState) GetAutomatic() bool {
@@ -5169,7 +5240,7 @@ type Placement struct {
 
 func (x *Placement) Reset() {
 	*x = Placement{}
-	mi := &file_control_control_proto_msgTypes[56]
+	mi := &file_control_control_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5181,7 +5252,7 @@ func (x *Placement) String() string {
 func (*Placement) ProtoMessage() {}
 
 func (x *Placement) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[56]
+	mi := &file_control_control_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5194,7 +5265,7 @@ func (x *Placement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placement.ProtoReflect.Descriptor instead.
 func (*Placement) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{56}
+	return file_control_control_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Placement) GetVersion() uint64 {
@@ -5223,7 +5294,7 @@ type PlaceRequest struct {
 
 func (x *PlaceRequest) Reset() {
 	*x = PlaceRequest{}
-	mi := &file_control_control_proto_msgTypes[57]
+	mi := &file_control_control_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5235,7 +5306,7 @@ func (x *PlaceRequest) String() string {
 func (*PlaceRequest) ProtoMessage() {}
 
 func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[57]
+	mi := &file_control_control_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5248,7 +5319,7 @@ func (x *PlaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceRequest.ProtoReflect.Descriptor instead.
 func (*PlaceRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{57}
+	return file_control_control_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PlaceRequest) GetVerb() string {
@@ -5289,7 +5360,7 @@ type PlaceResponse struct {
 
 func (x *PlaceResponse) Reset() {
 	*x = PlaceResponse{}
-	mi := &file_control_control_proto_msgTypes[58]
+	mi := &file_control_control_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5301,7 +5372,7 @@ func (x *PlaceResponse) String() string {
 func (*PlaceResponse) ProtoMessage() {}
 
 func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[58]
+	mi := &file_control_control_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5314,7 +5385,7 @@ func (x *PlaceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceResponse.ProtoReflect.Descriptor instead.
 func (*PlaceResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{58}
+	return file_control_control_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PlaceResponse) GetVersion() uint64 {
@@ -5371,7 +5442,7 @@ type Completed struct {
 
 func (x *Completed) Reset() {
 	*x = Completed{}
-	mi := &file_control_control_proto_msgTypes[59]
+	mi := &file_control_control_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5383,7 +5454,7 @@ func (x *Completed) String() string {
 func (*Completed) ProtoMessage() {}
 
 func (x *Completed) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[59]
+	mi := &file_control_control_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5396,7 +5467,7 @@ func (x *Completed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Completed.ProtoReflect.Descriptor instead.
 func (*Completed) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{59}
+	return file_control_control_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Completed) GetGateway() uint64 {
@@ -5576,7 +5647,7 @@ type Held struct {
 
 func (x *Held) Reset() {
 	*x = Held{}
-	mi := &file_control_control_proto_msgTypes[60]
+	mi := &file_control_control_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5588,7 +5659,7 @@ func (x *Held) String() string {
 func (*Held) ProtoMessage() {}
 
 func (x *Held) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[60]
+	mi := &file_control_control_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5601,7 +5672,7 @@ func (x *Held) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Held.ProtoReflect.Descriptor instead.
 func (*Held) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{60}
+	return file_control_control_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Held) GetGateway() uint64 {
@@ -5671,7 +5742,7 @@ type ProbeRequest struct {
 
 func (x *ProbeRequest) Reset() {
 	*x = ProbeRequest{}
-	mi := &file_control_control_proto_msgTypes[61]
+	mi := &file_control_control_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5683,7 +5754,7 @@ func (x *ProbeRequest) String() string {
 func (*ProbeRequest) ProtoMessage() {}
 
 func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[61]
+	mi := &file_control_control_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5696,7 +5767,7 @@ func (x *ProbeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeRequest.ProtoReflect.Descriptor instead.
 func (*ProbeRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{61}
+	return file_control_control_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ProbeRequest) GetId() uint64 {
@@ -5780,7 +5851,7 @@ type ProbeAnswer struct {
 
 func (x *ProbeAnswer) Reset() {
 	*x = ProbeAnswer{}
-	mi := &file_control_control_proto_msgTypes[62]
+	mi := &file_control_control_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5792,7 +5863,7 @@ func (x *ProbeAnswer) String() string {
 func (*ProbeAnswer) ProtoMessage() {}
 
 func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[62]
+	mi := &file_control_control_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5805,7 +5876,7 @@ func (x *ProbeAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeAnswer.ProtoReflect.Descriptor instead.
 func (*ProbeAnswer) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{62}
+	return file_control_control_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ProbeAnswer) GetId() uint64 {
@@ -5839,7 +5910,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5851,7 +5922,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[63]
+	mi := &file_control_control_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5864,7 +5935,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{63}
+	return file_control_control_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *StatusRequest) GetAgent() string {
@@ -5905,7 +5976,7 @@ type FleetStatus struct {
 
 func (x *FleetStatus) Reset() {
 	*x = FleetStatus{}
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5917,7 +5988,7 @@ func (x *FleetStatus) String() string {
 func (*FleetStatus) ProtoMessage() {}
 
 func (x *FleetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[64]
+	mi := &file_control_control_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5930,7 +6001,7 @@ func (x *FleetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetStatus.ProtoReflect.Descriptor instead.
 func (*FleetStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{64}
+	return file_control_control_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *FleetStatus) GetView() *View {
@@ -6036,7 +6107,7 @@ type MissedQueries struct {
 
 func (x *MissedQueries) Reset() {
 	*x = MissedQueries{}
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6048,7 +6119,7 @@ func (x *MissedQueries) String() string {
 func (*MissedQueries) ProtoMessage() {}
 
 func (x *MissedQueries) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[65]
+	mi := &file_control_control_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6061,7 +6132,7 @@ func (x *MissedQueries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MissedQueries.ProtoReflect.Descriptor instead.
 func (*MissedQueries) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{65}
+	return file_control_control_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *MissedQueries) GetLastNs() int64 {
@@ -6096,7 +6167,7 @@ type EndedQueries struct {
 
 func (x *EndedQueries) Reset() {
 	*x = EndedQueries{}
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6108,7 +6179,7 @@ func (x *EndedQueries) String() string {
 func (*EndedQueries) ProtoMessage() {}
 
 func (x *EndedQueries) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[66]
+	mi := &file_control_control_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6121,7 +6192,7 @@ func (x *EndedQueries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndedQueries.ProtoReflect.Descriptor instead.
 func (*EndedQueries) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{66}
+	return file_control_control_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *EndedQueries) GetModel() string {
@@ -6151,7 +6222,7 @@ type PlacementStatus struct {
 
 func (x *PlacementStatus) Reset() {
 	*x = PlacementStatus{}
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6163,7 +6234,7 @@ func (x *PlacementStatus) String() string {
 func (*PlacementStatus) ProtoMessage() {}
 
 func (x *PlacementStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[67]
+	mi := &file_control_control_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6176,7 +6247,7 @@ func (x *PlacementStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementStatus.ProtoReflect.Descriptor instead.
 func (*PlacementStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{67}
+	return file_control_control_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *PlacementStatus) GetVersion() uint64 {
@@ -6230,7 +6301,7 @@ type Proposal struct {
 
 func (x *Proposal) Reset() {
 	*x = Proposal{}
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6242,7 +6313,7 @@ func (x *Proposal) String() string {
 func (*Proposal) ProtoMessage() {}
 
 func (x *Proposal) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[68]
+	mi := &file_control_control_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6255,7 +6326,7 @@ func (x *Proposal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal.ProtoReflect.Descriptor instead.
 func (*Proposal) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{68}
+	return file_control_control_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Proposal) GetTimeUnixNs() int64 {
@@ -6363,7 +6434,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6375,7 +6446,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[69]
+	mi := &file_control_control_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6388,7 +6459,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{69}
+	return file_control_control_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Plan) GetNumber() uint64 {
@@ -6524,7 +6595,7 @@ type AgentStatus struct {
 
 func (x *AgentStatus) Reset() {
 	*x = AgentStatus{}
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6536,7 +6607,7 @@ func (x *AgentStatus) String() string {
 func (*AgentStatus) ProtoMessage() {}
 
 func (x *AgentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[70]
+	mi := &file_control_control_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6549,7 +6620,7 @@ func (x *AgentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentStatus.ProtoReflect.Descriptor instead.
 func (*AgentStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{70}
+	return file_control_control_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *AgentStatus) GetName() string {
@@ -6621,7 +6692,7 @@ type ModelStatus struct {
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6633,7 +6704,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[71]
+	mi := &file_control_control_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6646,7 +6717,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{71}
+	return file_control_control_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ModelStatus) GetModel() string {
@@ -6746,7 +6817,7 @@ type FamilyStatus struct {
 
 func (x *FamilyStatus) Reset() {
 	*x = FamilyStatus{}
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6758,7 +6829,7 @@ func (x *FamilyStatus) String() string {
 func (*FamilyStatus) ProtoMessage() {}
 
 func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[72]
+	mi := &file_control_control_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6771,7 +6842,7 @@ func (x *FamilyStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus.ProtoReflect.Descriptor instead.
 func (*FamilyStatus) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{72}
+	return file_control_control_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *FamilyStatus) GetFamily() string {
@@ -6845,7 +6916,7 @@ type DemandRequest struct {
 
 func (x *DemandRequest) Reset() {
 	*x = DemandRequest{}
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6857,7 +6928,7 @@ func (x *DemandRequest) String() string {
 func (*DemandRequest) ProtoMessage() {}
 
 func (x *DemandRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[73]
+	mi := &file_control_control_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6870,7 +6941,7 @@ func (x *DemandRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DemandRequest.ProtoReflect.Descriptor instead.
 func (*DemandRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{73}
+	return file_control_control_proto_rawDescGZIP(), []int{74}
 }
 
 // A FleetDemand is what the fleet is asked for, and what was learned by answering.
@@ -6886,7 +6957,7 @@ type FleetDemand struct {
 
 func (x *FleetDemand) Reset() {
 	*x = FleetDemand{}
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6898,7 +6969,7 @@ func (x *FleetDemand) String() string {
 func (*FleetDemand) ProtoMessage() {}
 
 func (x *FleetDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[74]
+	mi := &file_control_control_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6911,7 +6982,7 @@ func (x *FleetDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetDemand.ProtoReflect.Descriptor instead.
 func (*FleetDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{74}
+	return file_control_control_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *FleetDemand) GetLeadership() *Leadership {
@@ -6960,7 +7031,7 @@ type ModelDemand struct {
 
 func (x *ModelDemand) Reset() {
 	*x = ModelDemand{}
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6972,7 +7043,7 @@ func (x *ModelDemand) String() string {
 func (*ModelDemand) ProtoMessage() {}
 
 func (x *ModelDemand) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[75]
+	mi := &file_control_control_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6985,7 +7056,7 @@ func (x *ModelDemand) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelDemand.ProtoReflect.Descriptor instead.
 func (*ModelDemand) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{75}
+	return file_control_control_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ModelDemand) GetModel() string {
@@ -7063,7 +7134,7 @@ type LearnedProfile struct {
 
 func (x *LearnedProfile) Reset() {
 	*x = LearnedProfile{}
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7075,7 +7146,7 @@ func (x *LearnedProfile) String() string {
 func (*LearnedProfile) ProtoMessage() {}
 
 func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[76]
+	mi := &file_control_control_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7088,7 +7159,7 @@ func (x *LearnedProfile) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedProfile.ProtoReflect.Descriptor instead.
 func (*LearnedProfile) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{76}
+	return file_control_control_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *LearnedProfile) GetTable() []byte {
@@ -7121,7 +7192,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7133,7 +7204,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[77]
+	mi := &file_control_control_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7146,7 +7217,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{77}
+	return file_control_control_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *DrainRequest) GetAgents() []string {
@@ -7165,7 +7236,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7177,7 +7248,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[78]
+	mi := &file_control_control_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7190,7 +7261,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{78}
+	return file_control_control_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *DrainResponse) GetDraining() []string {
@@ -7210,7 +7281,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7222,7 +7293,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[79]
+	mi := &file_control_control_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7235,7 +7306,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{79}
+	return file_control_control_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *EventsRequest) GetFollow() bool {
@@ -7272,7 +7343,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7284,7 +7355,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[80]
+	mi := &file_control_control_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7297,7 +7368,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{80}
+	return file_control_control_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Event) GetAgent() string {
@@ -7366,7 +7437,7 @@ type EventDetail struct {
 
 func (x *EventDetail) Reset() {
 	*x = EventDetail{}
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7378,7 +7449,7 @@ func (x *EventDetail) String() string {
 func (*EventDetail) ProtoMessage() {}
 
 func (x *EventDetail) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[81]
+	mi := &file_control_control_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7391,7 +7462,7 @@ func (x *EventDetail) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventDetail.ProtoReflect.Descriptor instead.
 func (*EventDetail) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{81}
+	return file_control_control_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *EventDetail) GetKey() string {
@@ -7423,7 +7494,7 @@ type RotateKeysRequest struct {
 
 func (x *RotateKeysRequest) Reset() {
 	*x = RotateKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7435,7 +7506,7 @@ func (x *RotateKeysRequest) String() string {
 func (*RotateKeysRequest) ProtoMessage() {}
 
 func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[82]
+	mi := &file_control_control_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7448,7 +7519,7 @@ func (x *RotateKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateKeysRequest.ProtoReflect.Descriptor instead.
 func (*RotateKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{82}
+	return file_control_control_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *RotateKeysRequest) GetKey() []byte {
@@ -7483,7 +7554,7 @@ type KeysProgress struct {
 
 func (x *KeysProgress) Reset() {
 	*x = KeysProgress{}
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7495,7 +7566,7 @@ func (x *KeysProgress) String() string {
 func (*KeysProgress) ProtoMessage() {}
 
 func (x *KeysProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[83]
+	mi := &file_control_control_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7508,7 +7579,7 @@ func (x *KeysProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeysProgress.ProtoReflect.Descriptor instead.
 func (*KeysProgress) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{83}
+	return file_control_control_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *KeysProgress) GetStep() string {
@@ -7533,7 +7604,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_control_control_proto_msgTypes[84]
+	mi := &file_control_control_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7545,7 +7616,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[84]
+	mi := &file_control_control_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7558,7 +7629,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{84}
+	return file_control_control_proto_rawDescGZIP(), []int{85}
 }
 
 type ListKeysResponse struct {
@@ -7570,7 +7641,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_control_control_proto_msgTypes[85]
+	mi := &file_control_control_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7582,7 +7653,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[85]
+	mi := &file_control_control_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7595,7 +7666,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{85}
+	return file_control_control_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListKeysResponse) GetAgents() []*AgentKeys {
@@ -7620,7 +7691,7 @@ type AgentKeys struct {
 
 func (x *AgentKeys) Reset() {
 	*x = AgentKeys{}
-	mi := &file_control_control_proto_msgTypes[86]
+	mi := &file_control_control_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7632,7 +7703,7 @@ func (x *AgentKeys) String() string {
 func (*AgentKeys) ProtoMessage() {}
 
 func (x *AgentKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[86]
+	mi := &file_control_control_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7645,7 +7716,7 @@ func (x *AgentKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AgentKeys.ProtoReflect.Descriptor instead.
 func (*AgentKeys) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{86}
+	return file_control_control_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *AgentKeys) GetAgent() string {
@@ -7703,7 +7774,7 @@ type KeyringRequest struct {
 
 func (x *KeyringRequest) Reset() {
 	*x = KeyringRequest{}
-	mi := &file_control_control_proto_msgTypes[87]
+	mi := &file_control_control_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7715,7 +7786,7 @@ func (x *KeyringRequest) String() string {
 func (*KeyringRequest) ProtoMessage() {}
 
 func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[87]
+	mi := &file_control_control_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7728,7 +7799,7 @@ func (x *KeyringRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyringRequest.ProtoReflect.Descriptor instead.
 func (*KeyringRequest) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{87}
+	return file_control_control_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *KeyringRequest) GetStep() string {
@@ -7763,7 +7834,7 @@ type LearnedRenting_BootTime struct {
 
 func (x *LearnedRenting_BootTime) Reset() {
 	*x = LearnedRenting_BootTime{}
-	mi := &file_control_control_proto_msgTypes[88]
+	mi := &file_control_control_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7775,7 +7846,7 @@ func (x *LearnedRenting_BootTime) String() string {
 func (*LearnedRenting_BootTime) ProtoMessage() {}
 
 func (x *LearnedRenting_BootTime) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[88]
+	mi := &file_control_control_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7818,7 +7889,7 @@ type PlacementStatus_AgentPlaced struct {
 
 func (x *PlacementStatus_AgentPlaced) Reset() {
 	*x = PlacementStatus_AgentPlaced{}
-	mi := &file_control_control_proto_msgTypes[89]
+	mi := &file_control_control_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7830,7 +7901,7 @@ func (x *PlacementStatus_AgentPlaced) String() string {
 func (*PlacementStatus_AgentPlaced) ProtoMessage() {}
 
 func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[89]
+	mi := &file_control_control_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7843,7 +7914,7 @@ func (x *PlacementStatus_AgentPlaced) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementStatus_AgentPlaced.ProtoReflect.Descriptor instead.
 func (*PlacementStatus_AgentPlaced) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{67, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{68, 0}
 }
 
 func (x *PlacementStatus_AgentPlaced) GetAgent() string {
@@ -7893,7 +7964,7 @@ type Proposal_Load struct {
 
 func (x *Proposal_Load) Reset() {
 	*x = Proposal_Load{}
-	mi := &file_control_control_proto_msgTypes[90]
+	mi := &file_control_control_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7905,7 +7976,7 @@ func (x *Proposal_Load) String() string {
 func (*Proposal_Load) ProtoMessage() {}
 
 func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[90]
+	mi := &file_control_control_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7918,7 +7989,7 @@ func (x *Proposal_Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Load.ProtoReflect.Descriptor instead.
 func (*Proposal_Load) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{68, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{69, 0}
 }
 
 func (x *Proposal_Load) GetRate() float64 {
@@ -7952,7 +8023,7 @@ type Proposal_Instances struct {
 
 func (x *Proposal_Instances) Reset() {
 	*x = Proposal_Instances{}
-	mi := &file_control_control_proto_msgTypes[91]
+	mi := &file_control_control_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7964,7 +8035,7 @@ func (x *Proposal_Instances) String() string {
 func (*Proposal_Instances) ProtoMessage() {}
 
 func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[91]
+	mi := &file_control_control_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7977,7 +8048,7 @@ func (x *Proposal_Instances) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Proposal_Instances.ProtoReflect.Descriptor instead.
 func (*Proposal_Instances) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{68, 1}
+	return file_control_control_proto_rawDescGZIP(), []int{69, 1}
 }
 
 func (x *Proposal_Instances) GetType() string {
@@ -8007,7 +8078,7 @@ type Plan_Choice struct {
 
 func (x *Plan_Choice) Reset() {
 	*x = Plan_Choice{}
-	mi := &file_control_control_proto_msgTypes[92]
+	mi := &file_control_control_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8019,7 +8090,7 @@ func (x *Plan_Choice) String() string {
 func (*Plan_Choice) ProtoMessage() {}
 
 func (x *Plan_Choice) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[92]
+	mi := &file_control_control_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8032,7 +8103,7 @@ func (x *Plan_Choice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan_Choice.ProtoReflect.Descriptor instead.
 func (*Plan_Choice) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{69, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{70, 0}
 }
 
 func (x *Plan_Choice) GetInstances() []*Plan_FleetCount {
@@ -8081,7 +8152,7 @@ type Plan_FleetCount struct {
 
 func (x *Plan_FleetCount) Reset() {
 	*x = Plan_FleetCount{}
-	mi := &file_control_control_proto_msgTypes[93]
+	mi := &file_control_control_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8093,7 +8164,7 @@ func (x *Plan_FleetCount) String() string {
 func (*Plan_FleetCount) ProtoMessage() {}
 
 func (x *Plan_FleetCount) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[93]
+	mi := &file_control_control_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8106,7 +8177,7 @@ func (x *Plan_FleetCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan_FleetCount.ProtoReflect.Descriptor instead.
 func (*Plan_FleetCount) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{69, 1}
+	return file_control_control_proto_rawDescGZIP(), []int{70, 1}
 }
 
 func (x *Plan_FleetCount) GetType() string {
@@ -8141,7 +8212,7 @@ type Plan_Gain struct {
 
 func (x *Plan_Gain) Reset() {
 	*x = Plan_Gain{}
-	mi := &file_control_control_proto_msgTypes[94]
+	mi := &file_control_control_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8153,7 +8224,7 @@ func (x *Plan_Gain) String() string {
 func (*Plan_Gain) ProtoMessage() {}
 
 func (x *Plan_Gain) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[94]
+	mi := &file_control_control_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8166,7 +8237,7 @@ func (x *Plan_Gain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan_Gain.ProtoReflect.Descriptor instead.
 func (*Plan_Gain) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{69, 2}
+	return file_control_control_proto_rawDescGZIP(), []int{70, 2}
 }
 
 func (x *Plan_Gain) GetType() string {
@@ -8200,7 +8271,7 @@ type ModelStatus_Refusals struct {
 
 func (x *ModelStatus_Refusals) Reset() {
 	*x = ModelStatus_Refusals{}
-	mi := &file_control_control_proto_msgTypes[95]
+	mi := &file_control_control_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8212,7 +8283,7 @@ func (x *ModelStatus_Refusals) String() string {
 func (*ModelStatus_Refusals) ProtoMessage() {}
 
 func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[95]
+	mi := &file_control_control_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8225,7 +8296,7 @@ func (x *ModelStatus_Refusals) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus_Refusals.ProtoReflect.Descriptor instead.
 func (*ModelStatus_Refusals) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{71, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{72, 0}
 }
 
 func (x *ModelStatus_Refusals) GetReason() string {
@@ -8255,7 +8326,7 @@ type FamilyStatus_VariantShare struct {
 
 func (x *FamilyStatus_VariantShare) Reset() {
 	*x = FamilyStatus_VariantShare{}
-	mi := &file_control_control_proto_msgTypes[96]
+	mi := &file_control_control_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8267,7 +8338,7 @@ func (x *FamilyStatus_VariantShare) String() string {
 func (*FamilyStatus_VariantShare) ProtoMessage() {}
 
 func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
-	mi := &file_control_control_proto_msgTypes[96]
+	mi := &file_control_control_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8280,7 +8351,7 @@ func (x *FamilyStatus_VariantShare) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FamilyStatus_VariantShare.ProtoReflect.Descriptor instead.
 func (*FamilyStatus_VariantShare) Descriptor() ([]byte, []int) {
-	return file_control_control_proto_rawDescGZIP(), []int{72, 0}
+	return file_control_control_proto_rawDescGZIP(), []int{73, 0}
 }
 
 func (x *FamilyStatus_VariantShare) GetModel() string {
@@ -8565,7 +8636,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\adestroy\x18\b \x01(\bH\x00R\adestroyB\b\n" +
 	"\x06change\"D\n" +
 	"\vFleetCounts\x125\n" +
-	"\x06counts\x18\x01 \x03(\v2\x1d.muster.control.v1.FleetCountR\x06counts\"\x9e\x05\n" +
+	"\x06counts\x18\x01 \x03(\v2\x1d.muster.control.v1.FleetCountR\x06counts\"\xd4\x05\n" +
 	"\x05Model\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +
@@ -8591,7 +8662,12 @@ const file_control_control_proto_rawDesc = "" +
 	"\n" +
 	"states_for\x18\x14 \x01(\tR\tstatesFor\x12\x14\n" +
 	"\x05bytes\x18\x10 \x01(\x04R\x05bytes\x12\x17\n" +
-	"\aload_ns\x18\x11 \x01(\x03R\x06loadNs\"(\n" +
+	"\aload_ns\x18\x11 \x01(\x03R\x06loadNs\x124\n" +
+	"\acapture\x18\x16 \x01(\v2\x1a.muster.control.v1.CaptureR\acapture\"P\n" +
+	"\aCapture\x12\x14\n" +
+	"\x05share\x18\x01 \x01(\x01R\x05share\x12\x1b\n" +
+	"\tleave_out\x18\x02 \x03(\tR\bleaveOut\x12\x12\n" +
+	"\x04hash\x18\x03 \x03(\tR\x04hash\"(\n" +
 	"\fWatchRequest\x12\x18\n" +
 	"\achanges\x18\x01 \x01(\bR\achanges\"\xa2\x04\n" +
 	"\x04View\x123\n" +
@@ -9105,7 +9181,7 @@ func file_control_control_proto_rawDescGZIP() []byte {
 	return file_control_control_proto_rawDescData
 }
 
-var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 97)
+var file_control_control_proto_msgTypes = make([]protoimpl.MessageInfo, 98)
 var file_control_control_proto_goTypes = []any{
 	(*FileRequest)(nil),                     // 0: muster.control.v1.FileRequest
 	(*FileState)(nil),                       // 1: muster.control.v1.FileState
@@ -9140,77 +9216,78 @@ var file_control_control_proto_goTypes = []any{
 	(*SetFleetRequest)(nil),                 // 30: muster.control.v1.SetFleetRequest
 	(*FleetCounts)(nil),                     // 31: muster.control.v1.FleetCounts
 	(*Model)(nil),                           // 32: muster.control.v1.Model
-	(*WatchRequest)(nil),                    // 33: muster.control.v1.WatchRequest
-	(*View)(nil),                            // 34: muster.control.v1.View
-	(*Leadership)(nil),                      // 35: muster.control.v1.Leadership
-	(*TypePrice)(nil),                       // 36: muster.control.v1.TypePrice
-	(*ClassPrice)(nil),                      // 37: muster.control.v1.ClassPrice
-	(*Profile)(nil),                         // 38: muster.control.v1.Profile
-	(*LaneLoad)(nil),                        // 39: muster.control.v1.LaneLoad
-	(*GatewayMessage)(nil),                  // 40: muster.control.v1.GatewayMessage
-	(*Missed)(nil),                          // 41: muster.control.v1.Missed
-	(*Failed)(nil),                          // 42: muster.control.v1.Failed
-	(*GatewayHello)(nil),                    // 43: muster.control.v1.GatewayHello
-	(*Submit)(nil),                          // 44: muster.control.v1.Submit
-	(*MatchMessage)(nil),                    // 45: muster.control.v1.MatchMessage
-	(*Split)(nil),                           // 46: muster.control.v1.Split
-	(*Assign)(nil),                          // 47: muster.control.v1.Assign
-	(*Reject)(nil),                          // 48: muster.control.v1.Reject
-	(*OfferAgain)(nil),                      // 49: muster.control.v1.OfferAgain
-	(*Election)(nil),                        // 50: muster.control.v1.Election
-	(*LeaderMessage)(nil),                   // 51: muster.control.v1.LeaderMessage
-	(*WorkerMessage)(nil),                   // 52: muster.control.v1.WorkerMessage
-	(*LayoutOrder)(nil),                     // 53: muster.control.v1.LayoutOrder
-	(*LanesOrder)(nil),                      // 54: muster.control.v1.LanesOrder
-	(*LayoutState)(nil),                     // 55: muster.control.v1.LayoutState
-	(*Placement)(nil),                       // 56: muster.control.v1.Placement
-	(*PlaceRequest)(nil),                    // 57: muster.control.v1.PlaceRequest
-	(*PlaceResponse)(nil),                   // 58: muster.control.v1.PlaceResponse
-	(*Completed)(nil),                       // 59: muster.control.v1.Completed
-	(*Held)(nil),                            // 60: muster.control.v1.Held
-	(*ProbeRequest)(nil),                    // 61: muster.control.v1.ProbeRequest
-	(*ProbeAnswer)(nil),                     // 62: muster.control.v1.ProbeAnswer
-	(*StatusRequest)(nil),                   // 63: muster.control.v1.StatusRequest
-	(*FleetStatus)(nil),                     // 64: muster.control.v1.FleetStatus
-	(*MissedQueries)(nil),                   // 65: muster.control.v1.MissedQueries
-	(*EndedQueries)(nil),                    // 66: muster.control.v1.EndedQueries
-	(*PlacementStatus)(nil),                 // 67: muster.control.v1.PlacementStatus
-	(*Proposal)(nil),                        // 68: muster.control.v1.Proposal
-	(*Plan)(nil),                            // 69: muster.control.v1.Plan
-	(*AgentStatus)(nil),                     // 70: muster.control.v1.AgentStatus
-	(*ModelStatus)(nil),                     // 71: muster.control.v1.ModelStatus
-	(*FamilyStatus)(nil),                    // 72: muster.control.v1.FamilyStatus
-	(*DemandRequest)(nil),                   // 73: muster.control.v1.DemandRequest
-	(*FleetDemand)(nil),                     // 74: muster.control.v1.FleetDemand
-	(*ModelDemand)(nil),                     // 75: muster.control.v1.ModelDemand
-	(*LearnedProfile)(nil),                  // 76: muster.control.v1.LearnedProfile
-	(*DrainRequest)(nil),                    // 77: muster.control.v1.DrainRequest
-	(*DrainResponse)(nil),                   // 78: muster.control.v1.DrainResponse
-	(*EventsRequest)(nil),                   // 79: muster.control.v1.EventsRequest
-	(*Event)(nil),                           // 80: muster.control.v1.Event
-	(*EventDetail)(nil),                     // 81: muster.control.v1.EventDetail
-	(*RotateKeysRequest)(nil),               // 82: muster.control.v1.RotateKeysRequest
-	(*KeysProgress)(nil),                    // 83: muster.control.v1.KeysProgress
-	(*ListKeysRequest)(nil),                 // 84: muster.control.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),                // 85: muster.control.v1.ListKeysResponse
-	(*AgentKeys)(nil),                       // 86: muster.control.v1.AgentKeys
-	(*KeyringRequest)(nil),                  // 87: muster.control.v1.KeyringRequest
-	(*LearnedRenting_BootTime)(nil),         // 88: muster.control.v1.LearnedRenting.BootTime
-	(*PlacementStatus_AgentPlaced)(nil),     // 89: muster.control.v1.PlacementStatus.AgentPlaced
-	(*Proposal_Load)(nil),                   // 90: muster.control.v1.Proposal.Load
-	(*Proposal_Instances)(nil),              // 91: muster.control.v1.Proposal.Instances
-	(*Plan_Choice)(nil),                     // 92: muster.control.v1.Plan.Choice
-	(*Plan_FleetCount)(nil),                 // 93: muster.control.v1.Plan.FleetCount
-	(*Plan_Gain)(nil),                       // 94: muster.control.v1.Plan.Gain
-	(*ModelStatus_Refusals)(nil),            // 95: muster.control.v1.ModelStatus.Refusals
-	(*FamilyStatus_VariantShare)(nil),       // 96: muster.control.v1.FamilyStatus.VariantShare
-	(*inference.ModelInferRequest)(nil),     // 97: inference.ModelInferRequest
-	(*inference.ModelInferResponse)(nil),    // 98: inference.ModelInferResponse
-	(*inference.ModelMetadataResponse)(nil), // 99: inference.ModelMetadataResponse
+	(*Capture)(nil),                         // 33: muster.control.v1.Capture
+	(*WatchRequest)(nil),                    // 34: muster.control.v1.WatchRequest
+	(*View)(nil),                            // 35: muster.control.v1.View
+	(*Leadership)(nil),                      // 36: muster.control.v1.Leadership
+	(*TypePrice)(nil),                       // 37: muster.control.v1.TypePrice
+	(*ClassPrice)(nil),                      // 38: muster.control.v1.ClassPrice
+	(*Profile)(nil),                         // 39: muster.control.v1.Profile
+	(*LaneLoad)(nil),                        // 40: muster.control.v1.LaneLoad
+	(*GatewayMessage)(nil),                  // 41: muster.control.v1.GatewayMessage
+	(*Missed)(nil),                          // 42: muster.control.v1.Missed
+	(*Failed)(nil),                          // 43: muster.control.v1.Failed
+	(*GatewayHello)(nil),                    // 44: muster.control.v1.GatewayHello
+	(*Submit)(nil),                          // 45: muster.control.v1.Submit
+	(*MatchMessage)(nil),                    // 46: muster.control.v1.MatchMessage
+	(*Split)(nil),                           // 47: muster.control.v1.Split
+	(*Assign)(nil),                          // 48: muster.control.v1.Assign
+	(*Reject)(nil),                          // 49: muster.control.v1.Reject
+	(*OfferAgain)(nil),                      // 50: muster.control.v1.OfferAgain
+	(*Election)(nil),                        // 51: muster.control.v1.Election
+	(*LeaderMessage)(nil),                   // 52: muster.control.v1.LeaderMessage
+	(*WorkerMessage)(nil),                   // 53: muster.control.v1.WorkerMessage
+	(*LayoutOrder)(nil),                     // 54: muster.control.v1.LayoutOrder
+	(*LanesOrder)(nil),                      // 55: muster.control.v1.LanesOrder
+	(*LayoutState)(nil),                     // 56: muster.control.v1.LayoutState
+	(*Placement)(nil),                       // 57: muster.control.v1.Placement
+	(*PlaceRequest)(nil),                    // 58: muster.control.v1.PlaceRequest
+	(*PlaceResponse)(nil),                   // 59: muster.control.v1.PlaceResponse
+	(*Completed)(nil),                       // 60: muster.control.v1.Completed
+	(*Held)(nil),                            // 61: muster.control.v1.Held
+	(*ProbeRequest)(nil),                    // 62: muster.control.v1.ProbeRequest
+	(*ProbeAnswer)(nil),                     // 63: muster.control.v1.ProbeAnswer
+	(*StatusRequest)(nil),                   // 64: muster.control.v1.StatusRequest
+	(*FleetStatus)(nil),                     // 65: muster.control.v1.FleetStatus
+	(*MissedQueries)(nil),                   // 66: muster.control.v1.MissedQueries
+	(*EndedQueries)(nil),                    // 67: muster.control.v1.EndedQueries
+	(*PlacementStatus)(nil),                 // 68: muster.control.v1.PlacementStatus
+	(*Proposal)(nil),                        // 69: muster.control.v1.Proposal
+	(*Plan)(nil),                            // 70: muster.control.v1.Plan
+	(*AgentStatus)(nil),                     // 71: muster.control.v1.AgentStatus
+	(*ModelStatus)(nil),                     // 72: muster.control.v1.ModelStatus
+	(*FamilyStatus)(nil),                    // 73: muster.control.v1.FamilyStatus
+	(*DemandRequest)(nil),                   // 74: muster.control.v1.DemandRequest
+	(*FleetDemand)(nil),                     // 75: muster.control.v1.FleetDemand
+	(*ModelDemand)(nil),                     // 76: muster.control.v1.ModelDemand
+	(*LearnedProfile)(nil),                  // 77: muster.control.v1.LearnedProfile
+	(*DrainRequest)(nil),                    // 78: muster.control.v1.DrainRequest
+	(*DrainResponse)(nil),                   // 79: muster.control.v1.DrainResponse
+	(*EventsRequest)(nil),                   // 80: muster.control.v1.EventsRequest
+	(*Event)(nil),                           // 81: muster.control.v1.Event
+	(*EventDetail)(nil),                     // 82: muster.control.v1.EventDetail
+	(*RotateKeysRequest)(nil),               // 83: muster.control.v1.RotateKeysRequest
+	(*KeysProgress)(nil),                    // 84: muster.control.v1.KeysProgress
+	(*ListKeysRequest)(nil),                 // 85: muster.control.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),                // 86: muster.control.v1.ListKeysResponse
+	(*AgentKeys)(nil),                       // 87: muster.control.v1.AgentKeys
+	(*KeyringRequest)(nil),                  // 88: muster.control.v1.KeyringRequest
+	(*LearnedRenting_BootTime)(nil),         // 89: muster.control.v1.LearnedRenting.BootTime
+	(*PlacementStatus_AgentPlaced)(nil),     // 90: muster.control.v1.PlacementStatus.AgentPlaced
+	(*Proposal_Load)(nil),                   // 91: muster.control.v1.Proposal.Load
+	(*Proposal_Instances)(nil),              // 92: muster.control.v1.Proposal.Instances
+	(*Plan_Choice)(nil),                     // 93: muster.control.v1.Plan.Choice
+	(*Plan_FleetCount)(nil),                 // 94: muster.control.v1.Plan.FleetCount
+	(*Plan_Gain)(nil),                       // 95: muster.control.v1.Plan.Gain
+	(*ModelStatus_Refusals)(nil),            // 96: muster.control.v1.ModelStatus.Refusals
+	(*FamilyStatus_VariantShare)(nil),       // 97: muster.control.v1.FamilyStatus.VariantShare
+	(*inference.ModelInferRequest)(nil),     // 98: inference.ModelInferRequest
+	(*inference.ModelInferResponse)(nil),    // 99: inference.ModelInferResponse
+	(*inference.ModelMetadataResponse)(nil), // 100: inference.ModelMetadataResponse
 }
 var file_control_control_proto_depIdxs = []int32{
-	97,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
-	98,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
+	98,  // 0: muster.control.v1.StreamedQuery.query:type_name -> inference.ModelInferRequest
+	99,  // 1: muster.control.v1.StreamedAnswer.answer:type_name -> inference.ModelInferResponse
 	10,  // 2: muster.control.v1.ReleaseResponse.releases:type_name -> muster.control.v1.ReleaseState
 	7,   // 3: muster.control.v1.ReleaseState.release:type_name -> muster.control.v1.Release
 	11,  // 4: muster.control.v1.ReleaseState.current:type_name -> muster.control.v1.VersionCounts
@@ -9225,7 +9302,7 @@ var file_control_control_proto_depIdxs = []int32{
 	15,  // 13: muster.control.v1.Member.problems:type_name -> muster.control.v1.ModelProblem
 	22,  // 14: muster.control.v1.DesiredFleet.counts:type_name -> muster.control.v1.FleetCount
 	21,  // 15: muster.control.v1.DesiredFleet.learned:type_name -> muster.control.v1.LearnedRenting
-	88,  // 16: muster.control.v1.LearnedRenting.boots:type_name -> muster.control.v1.LearnedRenting.BootTime
+	89,  // 16: muster.control.v1.LearnedRenting.boots:type_name -> muster.control.v1.LearnedRenting.BootTime
 	20,  // 17: muster.control.v1.FleetState.desired:type_name -> muster.control.v1.DesiredFleet
 	25,  // 18: muster.control.v1.FleetState.machines:type_name -> muster.control.v1.RentedMachine
 	22,  // 19: muster.control.v1.FleetState.foreign:type_name -> muster.control.v1.FleetCount
@@ -9236,120 +9313,121 @@ var file_control_control_proto_depIdxs = []int32{
 	22,  // 24: muster.control.v1.FleetProposal.counts:type_name -> muster.control.v1.FleetCount
 	31,  // 25: muster.control.v1.SetFleetRequest.counts:type_name -> muster.control.v1.FleetCounts
 	22,  // 26: muster.control.v1.FleetCounts.counts:type_name -> muster.control.v1.FleetCount
-	99,  // 27: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
-	14,  // 28: muster.control.v1.View.members:type_name -> muster.control.v1.Member
-	35,  // 29: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
-	36,  // 30: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
-	38,  // 31: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
-	39,  // 32: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
-	32,  // 33: muster.control.v1.View.models:type_name -> muster.control.v1.Model
-	7,   // 34: muster.control.v1.View.releases:type_name -> muster.control.v1.Release
-	37,  // 35: muster.control.v1.TypePrice.classes:type_name -> muster.control.v1.ClassPrice
-	43,  // 36: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
-	44,  // 37: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
-	47,  // 38: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
-	42,  // 39: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
-	12,  // 40: muster.control.v1.GatewayMessage.compared:type_name -> muster.control.v1.AnswersCompared
-	41,  // 41: muster.control.v1.GatewayMessage.missed:type_name -> muster.control.v1.Missed
-	47,  // 42: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
-	48,  // 43: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
-	49,  // 44: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
-	35,  // 45: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
-	36,  // 46: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
-	38,  // 47: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
-	46,  // 48: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
-	50,  // 49: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
-	35,  // 50: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
-	36,  // 51: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
-	38,  // 52: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
-	68,  // 53: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
-	53,  // 54: muster.control.v1.LeaderMessage.layout:type_name -> muster.control.v1.LayoutOrder
-	56,  // 55: muster.control.v1.LeaderMessage.placement:type_name -> muster.control.v1.Placement
-	20,  // 56: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
-	54,  // 57: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
-	7,   // 58: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
-	69,  // 59: muster.control.v1.LeaderMessage.plan:type_name -> muster.control.v1.Plan
-	50,  // 60: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
-	14,  // 61: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
-	59,  // 62: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
-	60,  // 63: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
-	55,  // 64: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
-	20,  // 65: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
-	7,   // 66: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
-	32,  // 67: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
-	34,  // 68: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
-	70,  // 69: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
-	71,  // 70: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
-	68,  // 71: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
-	72,  // 72: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
-	67,  // 73: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
-	69,  // 74: muster.control.v1.FleetStatus.plan:type_name -> muster.control.v1.Plan
-	65,  // 75: muster.control.v1.FleetStatus.missed:type_name -> muster.control.v1.MissedQueries
-	41,  // 76: muster.control.v1.MissedQueries.missed:type_name -> muster.control.v1.Missed
-	66,  // 77: muster.control.v1.MissedQueries.ended:type_name -> muster.control.v1.EndedQueries
-	89,  // 78: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
-	90,  // 79: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
-	90,  // 80: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
-	91,  // 81: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
-	91,  // 82: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
-	92,  // 83: muster.control.v1.Plan.now:type_name -> muster.control.v1.Plan.Choice
-	92,  // 84: muster.control.v1.Plan.proposed:type_name -> muster.control.v1.Plan.Choice
-	94,  // 85: muster.control.v1.Plan.more:type_name -> muster.control.v1.Plan.Gain
-	95,  // 86: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
-	96,  // 87: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
-	35,  // 88: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
-	14,  // 89: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
-	75,  // 90: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
-	76,  // 91: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
-	81,  // 92: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
-	86,  // 93: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
-	86,  // 94: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
-	93,  // 95: muster.control.v1.Plan.Choice.instances:type_name -> muster.control.v1.Plan.FleetCount
-	6,   // 96: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
-	33,  // 97: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
-	40,  // 98: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
-	51,  // 99: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
-	61,  // 100: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
-	4,   // 101: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
-	63,  // 102: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
-	73,  // 103: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
-	77,  // 104: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
-	82,  // 105: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
-	84,  // 106: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
-	79,  // 107: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
-	57,  // 108: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
-	23,  // 109: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
-	30,  // 110: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
-	8,   // 111: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
-	13,  // 112: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
-	87,  // 113: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
-	0,   // 114: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
-	2,   // 115: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
-	14,  // 116: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
-	34,  // 117: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
-	45,  // 118: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
-	52,  // 119: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
-	62,  // 120: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
-	5,   // 121: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
-	64,  // 122: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
-	74,  // 123: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
-	78,  // 124: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
-	83,  // 125: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
-	85,  // 126: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
-	80,  // 127: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
-	58,  // 128: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
-	24,  // 129: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
-	24,  // 130: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
-	9,   // 131: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
-	9,   // 132: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
-	86,  // 133: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
-	1,   // 134: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
-	3,   // 135: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
-	116, // [116:136] is the sub-list for method output_type
-	96,  // [96:116] is the sub-list for method input_type
-	96,  // [96:96] is the sub-list for extension type_name
-	96,  // [96:96] is the sub-list for extension extendee
-	0,   // [0:96] is the sub-list for field type_name
+	100, // 27: muster.control.v1.Model.metadata:type_name -> inference.ModelMetadataResponse
+	33,  // 28: muster.control.v1.Model.capture:type_name -> muster.control.v1.Capture
+	14,  // 29: muster.control.v1.View.members:type_name -> muster.control.v1.Member
+	36,  // 30: muster.control.v1.View.leadership:type_name -> muster.control.v1.Leadership
+	37,  // 31: muster.control.v1.View.prices:type_name -> muster.control.v1.TypePrice
+	39,  // 32: muster.control.v1.View.profiles:type_name -> muster.control.v1.Profile
+	40,  // 33: muster.control.v1.View.loads:type_name -> muster.control.v1.LaneLoad
+	32,  // 34: muster.control.v1.View.models:type_name -> muster.control.v1.Model
+	7,   // 35: muster.control.v1.View.releases:type_name -> muster.control.v1.Release
+	38,  // 36: muster.control.v1.TypePrice.classes:type_name -> muster.control.v1.ClassPrice
+	44,  // 37: muster.control.v1.GatewayMessage.hello:type_name -> muster.control.v1.GatewayHello
+	45,  // 38: muster.control.v1.GatewayMessage.submit:type_name -> muster.control.v1.Submit
+	48,  // 39: muster.control.v1.GatewayMessage.unused:type_name -> muster.control.v1.Assign
+	43,  // 40: muster.control.v1.GatewayMessage.failed:type_name -> muster.control.v1.Failed
+	12,  // 41: muster.control.v1.GatewayMessage.compared:type_name -> muster.control.v1.AnswersCompared
+	42,  // 42: muster.control.v1.GatewayMessage.missed:type_name -> muster.control.v1.Missed
+	48,  // 43: muster.control.v1.MatchMessage.assign:type_name -> muster.control.v1.Assign
+	49,  // 44: muster.control.v1.MatchMessage.reject:type_name -> muster.control.v1.Reject
+	50,  // 45: muster.control.v1.MatchMessage.offer_again:type_name -> muster.control.v1.OfferAgain
+	36,  // 46: muster.control.v1.MatchMessage.leadership:type_name -> muster.control.v1.Leadership
+	37,  // 47: muster.control.v1.MatchMessage.prices:type_name -> muster.control.v1.TypePrice
+	39,  // 48: muster.control.v1.MatchMessage.profiles:type_name -> muster.control.v1.Profile
+	47,  // 49: muster.control.v1.MatchMessage.split:type_name -> muster.control.v1.Split
+	51,  // 50: muster.control.v1.LeaderMessage.election:type_name -> muster.control.v1.Election
+	36,  // 51: muster.control.v1.LeaderMessage.leadership:type_name -> muster.control.v1.Leadership
+	37,  // 52: muster.control.v1.LeaderMessage.prices:type_name -> muster.control.v1.TypePrice
+	39,  // 53: muster.control.v1.LeaderMessage.profiles:type_name -> muster.control.v1.Profile
+	69,  // 54: muster.control.v1.LeaderMessage.proposal:type_name -> muster.control.v1.Proposal
+	54,  // 55: muster.control.v1.LeaderMessage.layout:type_name -> muster.control.v1.LayoutOrder
+	57,  // 56: muster.control.v1.LeaderMessage.placement:type_name -> muster.control.v1.Placement
+	20,  // 57: muster.control.v1.LeaderMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	55,  // 58: muster.control.v1.LeaderMessage.lanes:type_name -> muster.control.v1.LanesOrder
+	7,   // 59: muster.control.v1.LeaderMessage.releases:type_name -> muster.control.v1.Release
+	70,  // 60: muster.control.v1.LeaderMessage.plan:type_name -> muster.control.v1.Plan
+	51,  // 61: muster.control.v1.WorkerMessage.election:type_name -> muster.control.v1.Election
+	14,  // 62: muster.control.v1.WorkerMessage.member:type_name -> muster.control.v1.Member
+	60,  // 63: muster.control.v1.WorkerMessage.completed:type_name -> muster.control.v1.Completed
+	61,  // 64: muster.control.v1.WorkerMessage.held:type_name -> muster.control.v1.Held
+	56,  // 65: muster.control.v1.WorkerMessage.layout:type_name -> muster.control.v1.LayoutState
+	20,  // 66: muster.control.v1.WorkerMessage.fleet:type_name -> muster.control.v1.DesiredFleet
+	7,   // 67: muster.control.v1.WorkerMessage.releases:type_name -> muster.control.v1.Release
+	32,  // 68: muster.control.v1.LayoutState.available:type_name -> muster.control.v1.Model
+	35,  // 69: muster.control.v1.FleetStatus.view:type_name -> muster.control.v1.View
+	71,  // 70: muster.control.v1.FleetStatus.agents:type_name -> muster.control.v1.AgentStatus
+	72,  // 71: muster.control.v1.FleetStatus.models:type_name -> muster.control.v1.ModelStatus
+	69,  // 72: muster.control.v1.FleetStatus.proposal:type_name -> muster.control.v1.Proposal
+	73,  // 73: muster.control.v1.FleetStatus.families:type_name -> muster.control.v1.FamilyStatus
+	68,  // 74: muster.control.v1.FleetStatus.placement:type_name -> muster.control.v1.PlacementStatus
+	70,  // 75: muster.control.v1.FleetStatus.plan:type_name -> muster.control.v1.Plan
+	66,  // 76: muster.control.v1.FleetStatus.missed:type_name -> muster.control.v1.MissedQueries
+	42,  // 77: muster.control.v1.MissedQueries.missed:type_name -> muster.control.v1.Missed
+	67,  // 78: muster.control.v1.MissedQueries.ended:type_name -> muster.control.v1.EndedQueries
+	90,  // 79: muster.control.v1.PlacementStatus.agents:type_name -> muster.control.v1.PlacementStatus.AgentPlaced
+	91,  // 80: muster.control.v1.Proposal.before:type_name -> muster.control.v1.Proposal.Load
+	91,  // 81: muster.control.v1.Proposal.now:type_name -> muster.control.v1.Proposal.Load
+	92,  // 82: muster.control.v1.Proposal.current:type_name -> muster.control.v1.Proposal.Instances
+	92,  // 83: muster.control.v1.Proposal.proposed:type_name -> muster.control.v1.Proposal.Instances
+	93,  // 84: muster.control.v1.Plan.now:type_name -> muster.control.v1.Plan.Choice
+	93,  // 85: muster.control.v1.Plan.proposed:type_name -> muster.control.v1.Plan.Choice
+	95,  // 86: muster.control.v1.Plan.more:type_name -> muster.control.v1.Plan.Gain
+	96,  // 87: muster.control.v1.ModelStatus.refusals:type_name -> muster.control.v1.ModelStatus.Refusals
+	97,  // 88: muster.control.v1.FamilyStatus.variants:type_name -> muster.control.v1.FamilyStatus.VariantShare
+	36,  // 89: muster.control.v1.FleetDemand.leadership:type_name -> muster.control.v1.Leadership
+	14,  // 90: muster.control.v1.FleetDemand.members:type_name -> muster.control.v1.Member
+	76,  // 91: muster.control.v1.FleetDemand.models:type_name -> muster.control.v1.ModelDemand
+	77,  // 92: muster.control.v1.FleetDemand.profiles:type_name -> muster.control.v1.LearnedProfile
+	82,  // 93: muster.control.v1.Event.details:type_name -> muster.control.v1.EventDetail
+	87,  // 94: muster.control.v1.KeysProgress.keys:type_name -> muster.control.v1.AgentKeys
+	87,  // 95: muster.control.v1.ListKeysResponse.agents:type_name -> muster.control.v1.AgentKeys
+	94,  // 96: muster.control.v1.Plan.Choice.instances:type_name -> muster.control.v1.Plan.FleetCount
+	6,   // 97: muster.control.v1.Control.Describe:input_type -> muster.control.v1.DescribeRequest
+	34,  // 98: muster.control.v1.Control.Watch:input_type -> muster.control.v1.WatchRequest
+	41,  // 99: muster.control.v1.Control.Match:input_type -> muster.control.v1.GatewayMessage
+	52,  // 100: muster.control.v1.Control.Link:input_type -> muster.control.v1.LeaderMessage
+	62,  // 101: muster.control.v1.Control.Probe:input_type -> muster.control.v1.ProbeRequest
+	4,   // 102: muster.control.v1.Control.Queries:input_type -> muster.control.v1.StreamedQuery
+	64,  // 103: muster.control.v1.Control.Status:input_type -> muster.control.v1.StatusRequest
+	74,  // 104: muster.control.v1.Control.Demand:input_type -> muster.control.v1.DemandRequest
+	78,  // 105: muster.control.v1.Control.Drain:input_type -> muster.control.v1.DrainRequest
+	83,  // 106: muster.control.v1.Control.RotateKeys:input_type -> muster.control.v1.RotateKeysRequest
+	85,  // 107: muster.control.v1.Control.ListKeys:input_type -> muster.control.v1.ListKeysRequest
+	80,  // 108: muster.control.v1.Control.Events:input_type -> muster.control.v1.EventsRequest
+	58,  // 109: muster.control.v1.Control.Place:input_type -> muster.control.v1.PlaceRequest
+	23,  // 110: muster.control.v1.Control.Fleet:input_type -> muster.control.v1.FleetRequest
+	30,  // 111: muster.control.v1.Control.SetFleet:input_type -> muster.control.v1.SetFleetRequest
+	8,   // 112: muster.control.v1.Control.Release:input_type -> muster.control.v1.ReleaseRequest
+	13,  // 113: muster.control.v1.Control.SetRelease:input_type -> muster.control.v1.SetReleaseRequest
+	88,  // 114: muster.control.v1.Control.Keyring:input_type -> muster.control.v1.KeyringRequest
+	0,   // 115: muster.control.v1.Control.File:input_type -> muster.control.v1.FileRequest
+	2,   // 116: muster.control.v1.Control.ReadFile:input_type -> muster.control.v1.ReadFileRequest
+	14,  // 117: muster.control.v1.Control.Describe:output_type -> muster.control.v1.Member
+	35,  // 118: muster.control.v1.Control.Watch:output_type -> muster.control.v1.View
+	46,  // 119: muster.control.v1.Control.Match:output_type -> muster.control.v1.MatchMessage
+	53,  // 120: muster.control.v1.Control.Link:output_type -> muster.control.v1.WorkerMessage
+	63,  // 121: muster.control.v1.Control.Probe:output_type -> muster.control.v1.ProbeAnswer
+	5,   // 122: muster.control.v1.Control.Queries:output_type -> muster.control.v1.StreamedAnswer
+	65,  // 123: muster.control.v1.Control.Status:output_type -> muster.control.v1.FleetStatus
+	75,  // 124: muster.control.v1.Control.Demand:output_type -> muster.control.v1.FleetDemand
+	79,  // 125: muster.control.v1.Control.Drain:output_type -> muster.control.v1.DrainResponse
+	84,  // 126: muster.control.v1.Control.RotateKeys:output_type -> muster.control.v1.KeysProgress
+	86,  // 127: muster.control.v1.Control.ListKeys:output_type -> muster.control.v1.ListKeysResponse
+	81,  // 128: muster.control.v1.Control.Events:output_type -> muster.control.v1.Event
+	59,  // 129: muster.control.v1.Control.Place:output_type -> muster.control.v1.PlaceResponse
+	24,  // 130: muster.control.v1.Control.Fleet:output_type -> muster.control.v1.FleetState
+	24,  // 131: muster.control.v1.Control.SetFleet:output_type -> muster.control.v1.FleetState
+	9,   // 132: muster.control.v1.Control.Release:output_type -> muster.control.v1.ReleaseResponse
+	9,   // 133: muster.control.v1.Control.SetRelease:output_type -> muster.control.v1.ReleaseResponse
+	87,  // 134: muster.control.v1.Control.Keyring:output_type -> muster.control.v1.AgentKeys
+	1,   // 135: muster.control.v1.Control.File:output_type -> muster.control.v1.FileState
+	3,   // 136: muster.control.v1.Control.ReadFile:output_type -> muster.control.v1.FileBytes
+	117, // [117:137] is the sub-list for method output_type
+	97,  // [97:117] is the sub-list for method input_type
+	97,  // [97:97] is the sub-list for extension type_name
+	97,  // [97:97] is the sub-list for extension extendee
+	0,   // [0:97] is the sub-list for field type_name
 }
 
 func init() { file_control_control_proto_init() }
@@ -9368,17 +9446,17 @@ func file_control_control_proto_init() {
 		(*SetFleetRequest_Adopt)(nil),
 		(*SetFleetRequest_Destroy)(nil),
 	}
-	file_control_control_proto_msgTypes[42].OneofWrappers = []any{}
-	file_control_control_proto_msgTypes[47].OneofWrappers = []any{}
-	file_control_control_proto_msgTypes[71].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[43].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[48].OneofWrappers = []any{}
 	file_control_control_proto_msgTypes[72].OneofWrappers = []any{}
+	file_control_control_proto_msgTypes[73].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_control_control_proto_rawDesc), len(file_control_control_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   97,
+			NumMessages:   98,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -12,11 +12,11 @@ import (
 // share: model.yaml, fleet.yaml, the access file, and releases in a model store. A file that uses
 // keys of a later format says so with the key [Requires], so that a program which does not know them
 // can tell that from a mistake. The first format, 1, is that of files without the key; 2 has the
-// roles of a ranker's inputs.
+// roles of a ranker's inputs, 3 what is kept of queries.
 //
 // Whoever gives one of these files a key that must not be ignored raises Format by one, and has the
 // file's reader ask for it.
-const Format = 2
+const Format = 3
 
 // Requires is the key, at the top of a file, with the number of the format that the file needs.
 const Requires = "requires"

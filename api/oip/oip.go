@@ -47,6 +47,8 @@ type Request struct {
 	// Late is set by a gateway for a query that was late, or failed: where its time went; nil of
 	// others.
 	Late *lateness.Record
+	// Agent is set by a gateway: who ran the query, or the part that ended last; "" if nobody did.
+	Agent string
 	// Answer counts the bytes of the answer in the agent that the client asks; nil: nobody does.
 	Answer *Charge
 	// BinaryOutputs asks for binary data of every output without a Binary of its own

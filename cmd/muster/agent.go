@@ -99,6 +99,7 @@ func (s *agentSettings) run(ctx context.Context, log *slog.Logger,
 		a.OnReady(greet)
 	}
 	a.OpenStore(remote.Open)
+	a.OpenBucket(remote.OpenBucket)
 	a.Rent(fleetcmd.Find, func(p *policy.Policy, join string) (cloud.Provider, error) {
 		return fleetcmd.Open(p, s.Config, join, log)
 	})

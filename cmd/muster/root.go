@@ -192,7 +192,7 @@ else 1.`,
 		}},
 		{"Send queries:", []*cobra.Command{newInferCommand(), newBenchCommand()}},
 		{"Watch and run a fleet:", []*cobra.Command{
-			newStatusCommand(), newTopCommand(), newWhyCommand(), newEventsCommand(),
+			newStatusCommand(), newTopCommand(), newWhyCommand(), newEventsCommand(), newCaptureCommand(),
 			newDrainCommand(), newKeysCommand(), newFleetCommand(), newDoctorCommand(),
 			newDebugCommand(), newBackupCommand(),
 		}},

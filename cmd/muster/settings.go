@@ -154,6 +154,13 @@ func (s *agentSettings) add(flags *pflag.FlagSet) {
 	fs.BoolVar(&s.Pprof, "pprof", s.Pprof, "serve Go's profiles on the metrics address")
 	fs.StringVar(&s.SlowLog, "slow-log", s.SlowLog,
 		"`file` to log queries in that were late, refused or failed, as JSON: a sample, with causes")
+	fs.StringVar(&s.Capture, "capture", s.Capture,
+		"folder, or URL of a bucket, to keep queries in with their answers, of models whose model.yaml "+
+			"has capture")
+	fs.Int64Var(&s.CaptureBytes, "capture-bytes", s.CaptureBytes,
+		"most bytes that the folder of --capture holds, or that go to its bucket in a day")
+	fs.StringVar(&s.CaptureKeyFile, "capture-key", s.CaptureKeyFile,
+		"`file` with the key of hashes in captures (default: a random key for each start)")
 	fs.StringVar(&s.logFormat, "log-format", "text", "log format: text, json")
 	fs.StringVar(&s.logLevel, "log-level", "info", "lowest level to log: debug, info, warn, error")
 	settings.Add(flags, fs)
@@ -166,6 +173,11 @@ func (s *agentSettings) validate() error {
 	if s.ModelStore != "" {
 		if bad := remote.Check(s.ModelStore); bad != nil {
 			err = errors.Join(err, fmt.Errorf("model-store: %w", bad))
+		}
+	}
+	if strings.Contains(s.Capture, "://") {
+		if bad := remote.CheckBucket(s.Capture); bad != nil {
+			err = errors.Join(err, fmt.Errorf("capture: %w", bad))
 		}
 	}
 	return errors.Join(s.Config.Validate(), s.traceSettings.validate(), err)

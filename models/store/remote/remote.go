@@ -93,6 +93,39 @@ func Open(ctx context.Context, address string) (*store.Store, error) {
 		}
 		return store.New(b, name), nil
 	}
+	b, err := openPrefixed(ctx, u, name)
+	if err != nil {
+		return nil, err
+	}
+	return store.New(b, name), nil
+}
+
+// CheckBucket returns what is wrong with a URL for OpenBucket, or nil. It opens nothing.
+func CheckBucket(address string) error {
+	u, err := parse(address)
+	if err == nil && u.Scheme == "oci" {
+		err = fmt.Errorf("%q is a registry, expected one of the schemes s3, gs, azblob and file", address)
+	}
+	return err
+}
+
+// OpenBucket opens the bucket at a URL, as Open does, for whoever keeps other things than models in
+// one. A registry is none.
+func OpenBucket(ctx context.Context, address string) (store.Bucket, error) {
+	if err := CheckBucket(address); err != nil {
+		return nil, err
+	}
+	u, err := parse(address)
+	if err != nil {
+		return nil, err
+	}
+	if u.Scheme == "file" {
+		return store.Directory(filePath(u)), nil
+	}
+	return openPrefixed(ctx, u, u.Scheme+"://"+u.Host+u.Path)
+}
+
+func openPrefixed(ctx context.Context, u *url.URL, name string) (store.Bucket, error) {
 	b, err := openBucket(context.WithoutCancel(ctx), u)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", name, wrapped(err))
@@ -101,7 +134,7 @@ func Open(ctx context.Context, address string) (*store.Store, error) {
 	if prefix != "" {
 		prefix += "/"
 	}
-	return store.New(&prefixedBucket{b, prefix, name}, name), nil
+	return &prefixedBucket{b, prefix, name}, nil
 }
 
 // openBucket opens the bucket that a URL names, without its prefix. Google's library keeps the
