@@ -172,11 +172,12 @@ func (c *QueryCounters) explainRefusal(m *client.Missed, err error) {
 	if !errors.As(err, &full) {
 		return // another agent has refused it, or the leader
 	}
+	var noRoom *noRoomError
 	cause := c.config.Worker.CauseOfWait(time.Now())
 	switch {
 	case cause != "":
 		m.Cause = cause
-	case full.Waiting == 0:
+	case errors.As(err, &noRoom):
 		m.Cause = lateness.Memory
 	}
 	if m.Agent = ""; m.Cause.IsOfAgent() {

@@ -98,7 +98,8 @@ func (w waits) CauseOfWait(time.Time) lateness.Cause { return lateness.Cause(w) 
 // want of memory only if the lanes have room; and if another agent or the leader has refused the
 // query, for the lanes.
 func TestExplainRefusal(t *testing.T) {
-	bytes, lanes := &runtime.OverloadedError{}, &runtime.OverloadedError{Waiting: 9}
+	lanes := &runtime.OverloadedError{}
+	bytes := fmt.Errorf("not read: %w", &noRoomError{lanes})
 	for _, c := range []struct {
 		busy lateness.Cause
 		err  error

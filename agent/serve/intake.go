@@ -62,8 +62,11 @@ func (i *intake) clientShare() int64 { return i.limit / 2 }
 // if it would be late before it has been read.
 func (i *intake) checkRoom(ctx context.Context) error {
 	held := i.heldBytes()
-	if held >= i.limit || i.lanes.RefusesUnread(i.held.Load()) {
+	if held >= i.limit {
 		return i.overloadError(ctx, held, 0)
+	}
+	if i.lanes.RefusesUnread(i.held.Load()) {
+		return i.overloadError(ctx, held, 0).OverloadedError
 	}
 	if client := i.clients.Client(ctx); client != "" {
 		if held := i.clientBytes(client); held >= i.clientShare() {
@@ -149,7 +152,7 @@ func (i *intake) Give(ctx context.Context, n int64) {
 // queries that arrive slowly take the room, and nobody knows when those end. So a client is told to
 // wait at least as long as it has been refused already: it asks a few times instead of a thousand
 // times a second.
-func (i *intake) overloadError(ctx context.Context, held, n int64) error {
+func (i *intake) overloadError(ctx context.Context, held, n int64) *noRoomError {
 	err := i.lanes.UnreadError(held)
 	now, client := time.Now(), i.clients.Client(ctx)
 	i.mu.Lock()
@@ -165,8 +168,14 @@ func (i *intake) overloadError(ctx context.Context, held, n int64) error {
 	i.refused[client] = r
 	i.refusing.Store(int64(len(i.refused)))
 	err.RetryAfter = max(err.RetryAfter, min(now.Sub(r.first), maxBackOff))
-	return err
+	return &noRoomError{err}
 }
+
+// A noRoomError refuses a query because there is no room for its bytes.
+type noRoomError struct{ *runtime.OverloadedError }
+
+// Unwrap returns the error as which clients know it.
+func (e *noRoomError) Unwrap() error { return e.OverloadedError }
 
 // letIn notes that there was room for a client's query of which n bytes are known: its refusals are
 // over, unless all of them were of larger queries.

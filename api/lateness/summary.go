@@ -137,29 +137,45 @@ func (s *Summary) Explain() []string {
 	switch {
 	case ended == 0:
 		return []string{fmt.Sprintf("no query has ended in the last %s", last)}
+	case ended == 1 && missed == 0:
+		return []string{fmt.Sprintf("the one query of the last %s was answered in time", last)}
 	case missed == 0:
 		return []string{
-			fmt.Sprintf("all %d queries of the last %s were answered in time", ended, last),
+			fmt.Sprintf("all %s of the last %s were answered in time", countQueries(ended), last),
 		}
 	}
 	lines := []string{
 		s.Sentence(3),
-		fmt.Sprintf("(%d of %d queries of the last %s were late, refused or failed)", missed, ended,
-			last),
+		fmt.Sprintf("(%d of %s of the last %s %s late, refused or failed)", missed,
+			countQueries(ended), last, were(missed)),
 	}
 	const most = 5
 	for i, c := range s.Causes() {
 		if i == most || i > 0 && c.Count*50 < missed {
 			break
 		}
-		lines = append(lines, "", fmt.Sprintf("%d. %s: %d queries", i+1, c.Cause.Short(c.Agent),
-			c.Count))
+		lines = append(lines, "", fmt.Sprintf("%d. %s: %s", i+1, c.Cause.Short(c.Agent),
+			countQueries(c.Count)))
 		if evidence := c.Cause.Evidence(c.Mean()); evidence != "" {
 			lines = append(lines, "   measured: "+evidence)
 		}
 		lines = append(lines, "   do: "+c.Cause.Remedy(c.Agent))
 	}
 	return lines
+}
+
+func countQueries(n uint64) string {
+	if n == 1 {
+		return "1 query"
+	}
+	return fmt.Sprintf("%d queries", n)
+}
+
+func were(n uint64) string {
+	if n == 1 {
+		return "was"
+	}
+	return "were"
 }
 
 // formatPeriod formats a time that people have chosen: "10m", "90s".

@@ -145,7 +145,11 @@ func followRotation(w io.Writer, next func() (*control.KeysProgress, error)) err
 			}
 		}
 	}
-	fmt.Fprintf(w, "\ndone: %d agents use key %s, and no other\n", finished, key)
+	use := "use"
+	if finished == 1 {
+		use = "uses"
+	}
+	fmt.Fprintf(w, "\ndone: %s %s key %s, and no other\n", terminal.CountNoun(finished, "agent"), use, key)
 	if len(settled) > 0 {
 		fmt.Fprintf(
 			w, "put the new key into the settings of these agents before they restart: %s\n",

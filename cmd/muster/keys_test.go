@@ -79,7 +79,7 @@ a: accepts the new key
 a: encrypts with the new key
 a: has deleted the other keys
 
-done: 1 agents use key 02, and no other
+done: 1 agent uses key 02, and no other
 put the new key into the settings of these agents before they restart: a
 left out; these agents need the new key to join again: b
 `
