@@ -248,8 +248,7 @@ func populatePages(ctx context.Context, all []mappedFile) error {
 
 // detachFiles replaces mapped files by private memory with the same contents. Later writes to the
 // files then have no effect, and truncating one does not kill the process. The kernel copies the
-// contents (process_vm_readv), so that a file that is already too short gives an error and no
-// SIGBUS. While nobody is disturbed, two threads copy: the caller's, which may be of a low
+// contents, so that a file that is already too short gives an error and no SIGBUS. While nobody is disturbed, two threads copy: the caller's, which may be of a low
 // priority, and another one.
 func detachFiles(ctx context.Context, all []mappedFile) error {
 	ctx, stop := context.WithCancel(ctx)
@@ -297,15 +296,13 @@ func (m mappedFile) copyToMemory(ctx context.Context) error {
 	// Lookups of random rows then miss the address translation's cache less: RM1's and RM2's rows
 	// take 20 to 25 % less time. A system without huge pages says no, which does not matter.
 	_, _, _ = unix.Syscall(unix.SYS_MADVISE, uintptr(block), size, unix.MADV_HUGEPAGE)
+	var copier pageCopier
+	defer copier.close()
 	for done := uintptr(0); done < size; {
 		start := time.Now()
-		n := min(copyPiece, size-done)
-		local := unix.Iovec{Base: (*byte)(unsafe.Add(block, done))}
-		local.SetLen(int(n))
-		got, err := unix.ProcessVMReadv(os.Getpid(), []unix.Iovec{local},
-			[]unix.RemoteIovec{{Base: m.from + done, Len: int(n)}}, 0)
+		got, err := copier.copyPages(unsafe.Add(block, done), m.from+done, min(copyPiece, size-done))
 		if err == nil {
-			done += uintptr(got)
+			done += got
 			err = Pause(ctx, min(time.Since(start), time.Millisecond))
 		} else if err == unix.EFAULT {
 			err = errors.New("the file was cut short while it was being loaded")

@@ -73,6 +73,9 @@ def seccomp(profile):
             and arch not in lacks.get("arches", [])
         )
 
+    # Not those by which processes read each other's memory, which containerd does not allow.
+    for rule in of["syscalls"]:
+        rule["names"] = [n for n in rule["names"] if not n.startswith("process_vm_")]
     keys = ("names", "action", "errnoRet", "args")
     rules = [{k: r[k] for k in keys if r.get(k)} for r in of["syscalls"] if applies(r)]
     default = {k: of[k] for k in ("defaultAction", "defaultErrnoRet") if k in of}
