@@ -291,7 +291,7 @@ namespace: %s}, data: {pod.yaml: %q}}`, ns, fmt.Sprintf(workerPod, f.Nodes[0].Go
 				return nil
 			}
 			s, err := sdk.Fleet(t.Context())
-			return fmt.Errorf("the fleet is %v, %w", s, err)
+			return fmt.Errorf("the fleet is %v, %v", s, err)
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -340,7 +340,9 @@ namespace: %s}, data: {pod.yaml: %q}}`, ns, fmt.Sprintf(workerPod, f.Nodes[0].Go
 	}
 	await("nothing is rented", func() bool {
 		s, err := sdk.Fleet(t.Context())
-		out, podsErr := c.kubectl("-n", ns, "get", "pods", "-o", "name")
+		// One whose agent has drained is listed for an hour.
+		out, podsErr := c.kubectl("-n", ns, "get", "pods", "-o", "name", "--field-selector",
+			"status.phase!=Succeeded,status.phase!=Failed")
 		return errors.Join(err, podsErr) == nil && len(s.GetMachines()) == 0 && out == ""
 	})
 	if err := driver.Stop(); err != nil {
