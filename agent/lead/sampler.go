@@ -14,15 +14,11 @@ import (
 	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/beat"
+	"github.com/muster-serve/muster/leader/staffing"
 )
 
 // beatEvery is the time between two beats.
 const beatEvery = time.Second
-
-// approximately is the share of the fluid limit that counts as the allowable throughput where
-// nobody has simulated it. Chosen: horizon reaches .87 to .96 of the limit on a dozen instances,
-// and more on larger pools (docs/internals/matching.md).
-const approximately = 0.95
 
 // sampler makes the beats of a term. Once a second, the term's loop hands over what it has counted,
 // and the goroutine of run makes a message of that. So viewers cost the leader nothing.
@@ -129,10 +125,13 @@ func (s *sampler) run(ctx context.Context) {
 func (s *sampler) makeSample(x second) *control.PulseMessage {
 	s.describeFleet(x.glance)
 	out := &control.PulseMessage{Fleet: s.fleet}
-	lanes := map[names.AgentName]int{}
+	lanes, serving := map[names.AgentName]int{}, 0
 	for i := range x.glance.Lanes {
 		l := &x.glance.Lanes[i]
 		lanes[l.Agent] = max(lanes[l.Agent], l.Lane+1)
+		if !l.Draining {
+			serving++
+		}
 	}
 	s.meter.Take(x.counts, x.passed, lanes)
 	unknown := math.NaN()
@@ -145,8 +144,9 @@ func (s *sampler) makeSample(x second) *control.PulseMessage {
 	g := x.glance
 	s.latest.Store(g)
 	row := &control.Row{
-		Beats: 1, Rate: g.Rate, Limit: known(g.Limit), Allowable: known(g.Limit * approximately),
-		Price: s.fleet.Price(), Waiting: uint32(g.Waiting), WaitingLate: uint32(g.WaitingLate),
+		Beats: 1, Rate: g.Rate, Limit: known(g.Limit),
+		Allowable: known(g.Limit * staffing.SafeShare(float64(serving))),
+		Price:     s.fleet.Price(), Waiting: uint32(g.Waiting), WaitingLate: uint32(g.WaitingLate),
 	}
 	b := &control.Beat{
 		Fleet: s.revision, Epoch: s.term.claim.Epoch, Row: row, Approximate: true, Within: unknown,
