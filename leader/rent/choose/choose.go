@@ -52,16 +52,21 @@ type Limits struct {
 }
 
 // agreeing is how many choices in a row must agree before one that is not urgent counts
-// (hysteresis); chosen.
+// (hysteresis): one reading that is wrong returns no machine. In simulated days, where all readings
+// are right, one costs the same and four .1 % more.
 const agreeing = 2
 
-// changed is by which share what is needed must change for a plan. Chosen.
+// changed is by which share what is needed must fall for a plan before its time. From .05 to .4
+// nothing changes in simulated days: the plan of every five minutes comes soon enough.
 const changed = 0.15
 
+// risen is by which share it must rise. With .15 loads that rise steadily find too little for 2 to 4
+// of 30 min; with .02 they cost 1 % more.
 const risen = 0.05
 
 // surprise is by which factor the load of 20 s must exceed what was expected for the time, where
-// the headroom is less, to count: chance makes it exceed by less. Chosen.
+// the headroom is less, to count: chance makes it exceed by less. The default headroom is more, and
+// of 1.4 in its place no simulated load takes notice.
 const surprise = 1.1
 
 // A Chooser remembers the load and its last choices. It is not safe for concurrent use.

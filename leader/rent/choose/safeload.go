@@ -18,7 +18,8 @@ type Lateness struct {
 }
 
 const (
-	// minQueries is the number of queries from which a minute says anything about a model. Chosen.
+	// minQueries is the number of queries from which a minute says anything about a model: of
+	// nine, one late query is more than three standard deviations explain.
 	minQueries = 20
 	// manySigmas is by how many standard deviations of a minute's share of late queries the share
 	// must exceed the allowed one: three are exceeded by chance in one minute of 700.
@@ -53,13 +54,17 @@ const (
 	evidenceFor = 75 * time.Second
 	// lowering and raising are the factors of one step. A step down is as large as the default
 	// headroom, and a fleet that is short by half takes five of them. A step up is small, since
-	// each may make queries late. Chosen.
+	// each may make queries late: with 1.02, three of a hundred fleets still have half as many more
+	// machines as they need after 45 days in time. Steps down of 1.05 to 1.5 and up of 1.14 pass the
+	// tests, too; a large step down rents machines that nobody needs.
 	lowering, raising = 1 / 1.15, 1.05
-	// minShare bounds what lateness may cost: four times the machines. Chosen.
+	// minShare bounds what lateness may cost: four times the machines. Where a profile is so wrong,
+	// more machines are not the cure; the reason stays in the plan.
 	minShare = 0.25
 	// A share rises when the target was met for firstHold. The time doubles, up to maxHold, each
 	// time that queries are late again after a rise, so that the steps that a steady load takes
-	// grow with the logarithm of time. Chosen.
+	// grow with the logarithm of time. If the first is an hour, a fleet that was late still costs
+	// 15 % more after a day in time; two minutes pass the tests, too.
 	firstHold, maxHold = 10 * time.Minute, 24 * time.Hour
 )
 
