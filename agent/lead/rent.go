@@ -6,11 +6,13 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/rent"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/names"
+	"github.com/muster-serve/muster/leader"
 	"github.com/muster-serve/muster/leader/plan"
 	"github.com/muster-serve/muster/leader/rent/choose"
 	"github.com/muster-serve/muster/profiles"
@@ -69,10 +71,37 @@ func (t *term) rentDemand() (*choose.Fleet, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &choose.Fleet{
+	f := &choose.Fleet{
 		Problem: problem, Families: familiesOf(d, problem, l.config.Library),
 		Memory: askLoop(t, t.memoryByType), Sizes: sizesOf(d),
-	}, nil
+	}
+	t.addClasses(f, askLoop(t, func() []leader.FamilyCount { return t.state.FamilyCounts() }))
+	return f, nil
+}
+
+// addClasses adds the queries of clients that demand an accuracy and may have models loaded for it.
+// As in what is placed for them, of a class no more counts than its share of the agents: the rest is
+// answered by what is held.
+func (t *term) addClasses(f *choose.Fleet, counts []leader.FamilyCount) {
+	for i := range f.Families {
+		family := &f.Families[i]
+		at := slices.IndexFunc(counts, func(c leader.FamilyCount) bool {
+			return c.Name == family.Name
+		})
+		if at < 0 {
+			continue
+		}
+		for _, of := range counts[at].Classes {
+			class, key := choose.Class{}, family.Name
+			for _, id := range of.Models {
+				class.Models = append(class.Models, id.Key())
+				key += " " + string(id.Key())
+			}
+			class.Share = min(of.Share,
+				t.rentClasses.Share(time.Now(), key, of.Arrived, counts[at].Arrived))
+			family.Classes = append(family.Classes, class)
+		}
+	}
 }
 
 // memoryByType is what agents for which the leader decides what they hold have for models, in

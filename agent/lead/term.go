@@ -19,6 +19,7 @@ import (
 	"github.com/muster-serve/muster/leader/election"
 	"github.com/muster-serve/muster/leader/fluid"
 	"github.com/muster-serve/muster/leader/learn"
+	"github.com/muster-serve/muster/leader/rent/choose"
 	"github.com/muster-serve/muster/profiles"
 )
 
@@ -61,8 +62,10 @@ type term struct {
 	floors    map[string]float64 // the least accuracies that members state, by family
 	ranked    ranking            // of the members in viewed
 	// what each member holds and could hold, if it has said so
-	layouts  map[names.AgentName]*control.LayoutState
-	released wakeup.Signal // a release was made
+	layouts map[names.AgentName]*control.LayoutState
+	// rentClasses measure demand that only some variants may answer. What rents owns them.
+	rentClasses choose.ClassMeter
+	released    wakeup.Signal // a release was made
 }
 
 // A task is a function for the loop to call, and when it was posted.

@@ -23,6 +23,8 @@ type Family struct {
 	TargetAccuracy float64
 	// Variants may answer, the model itself among them.
 	Variants []Variant
+	// Classes are parts of its queries that only some of the Variants may answer.
+	Classes []Class
 }
 
 // A Variant is a model that may answer for a family.
@@ -50,9 +52,11 @@ func (f *Fleet) fleetProblem() (*fleetplan.Problem, error) {
 		m := &p.Models[i]
 		family := fleetplan.Family{Name: m.Name}
 		variants := []Variant{{Name: m.Name, Accuracy: 1, Latencies: m.Latencies}}
+		var classes []Class
 		for _, of := range f.Families {
 			if of.Model == i && len(of.Variants) > 1 {
 				variants, family.TargetAccuracy = of.Variants, of.TargetAccuracy
+				classes = of.Classes
 			}
 		}
 		var known []fluid.Latencies // by variant and type
@@ -82,6 +86,7 @@ func (f *Fleet) fleetProblem() (*fleetplan.Problem, error) {
 			return nil, fmt.Errorf("model %s: no type of the catalogue answers any of its queries "+
 				"within the QoS target of %v: raise that or name a faster type", m.Name, m.QoSTarget)
 		}
+		addClasses(&family, classes, whole.Unserved)
 		whole.Families = append(whole.Families, family)
 	}
 	return whole, nil

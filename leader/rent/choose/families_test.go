@@ -1,9 +1,11 @@
 package choose
 
 import (
+	"math"
 	"testing"
 	"time"
 
+	"github.com/muster-serve/muster/api/names"
 	"github.com/muster-serve/muster/leader/rent"
 	"github.com/muster-serve/muster/profiles"
 )
@@ -71,6 +73,72 @@ func TestFamilyIsRentedFor(t *testing.T) {
 	}
 	if !(cost[.98] < cost[.99] && cost[.99] < cost[1]) || cost[.99] > .82 {
 		t.Errorf("$/hr by target accuracy: %v", cost)
+	}
+}
+
+// TestClassIsRentedFor: where clients demand the best answers for some of the queries, a fleet that is
+// rented for less accurate ones carries those queries, too, with what machines have memory for, and
+// costs more for it, but less than one for which all answers are the best.
+func TestClassIsRentedFor(t *testing.T) {
+	config := Config{Rate: 70, Headroom: 1.15, MaxPrice: 6, MinInstances: 1, Threshold: .05,
+		Types: map[profiles.InstanceType]Limits{"g4dn.xlarge": {Max: 3}, "r5n.large": {Max: 20}}}
+	for _, memory := range []float64{0, 1} {
+		cost := map[float64]float64{}
+		for _, share := range []float64{0, .005, .2, 1} {
+			f := ranks(t, .98)
+			f.Memory = map[profiles.InstanceType]float64{"r5n.large": memory, "g4dn.xlarge": memory}
+			f.Sizes = map[string]float64{"rm2": 1, "dien": 1}
+			without, err := NewCapacity(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Families[0].Classes = []Class{{Models: []names.ModelKey{"rm2"}, Share: share}}
+			choice, err := New(config).Choose(t.Context(), time.Hour, f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all := map[profiles.InstanceType]int{small.Type: 1}
+			for kind, n := range choice.Counts {
+				all[kind.Type] += n
+			}
+			t.Logf("memory for %v, %v demand the best: %s at $%.3f/hr, %.4g queries/s, %.4g without",
+				memory, share, Text(choice.Counts), choice.Price, choice.Serves,
+				without.SafeRate(all))
+			if choice.Serves < choice.Rate*(1-1e-6) {
+				t.Errorf("memory for %v, share %v: %s", memory, share, choice.Why)
+			}
+			if cost[share] = choice.Price; memory == 1 && share > 0 && all[small.Type]+
+				all[oneGPU.Type] < 2 {
+				t.Errorf("share %v: %v hold both variants", share, all)
+			}
+		}
+		if !(cost[0] <= cost[.005] && cost[.005] <= cost[.2] && cost[.2] < cost[1] &&
+			cost[0] < cost[.2]) {
+			t.Errorf("memory for %v: $/hr by share %v", memory, cost)
+		}
+	}
+}
+
+// TestClassMeter: the part of a class is that of the queries of the last ten minutes, whatever was
+// before, and begins anew with a term.
+func TestClassMeter(t *testing.T) {
+	var m ClassMeter
+	now, class, family := time.Unix(0, 0), uint64(0), uint64(0)
+	for i, share := range []float64{.5, .5, 0, 0, 0, 1, 0} {
+		for range 15 {
+			now = now.Add(time.Minute)
+			class, family = class+uint64(100*share), family+100
+			m.Share(now, "a", class, family)
+		}
+		if got := m.Share(now, "a", class, family); math.Abs(got-share) > 1e-9 {
+			t.Errorf("part %d: %v, want %v", i, got, share)
+		}
+	}
+	if got := m.Share(now, "a", 1, 4); got != .25 {
+		t.Errorf("another term: %v, want .25", got)
+	}
+	if m.Share(now.Add(time.Hour), "b", 0, 0); len(m.counts) != 1 {
+		t.Errorf("%d classes are remembered, want 1", len(m.counts))
 	}
 }
 
