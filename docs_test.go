@@ -305,7 +305,7 @@ func TestUserPagesAreShort(t *testing.T) {
 		}
 		return len(strings.Fields(string(text)))
 	}
-	const maxWords, maxReadme = 37_260, 1_200
+	const maxWords, maxReadme = 37_350, 1_200
 	sum := 0
 	for _, page := range pages(t, "docs/*.md") {
 		// The reference is made from the code, one entry for each thing that can be set: people look

@@ -376,7 +376,8 @@ func (a *Agent) openWorker(info runtime.Info) error {
 		Placed:     a.config.ModelControl == "leader", ModelMemory: a.config.ModelMemory,
 		InMemory: info.Executor == "onnx" && a.config.ModelData == "memory",
 		StateDir: a.config.StateDir, Catalogue: a.catalogue, Library: a.library, Slowdowns: a.slow,
-		Host: &a.host, Leading: &a.leadership, Fleet: a.members, Health: a.health,
+		Host: &a.host, Price: a.priceUSDPerHour, Leading: &a.leadership, Fleet: a.members,
+		Health:  a.health,
 		Callers: serve.Callers{Guard: a.guard}, Registry: a.metrics.registry, Tracer: a.tracer,
 		Log: a.log,
 	})

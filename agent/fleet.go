@@ -143,12 +143,18 @@ func (a *Agent) sign(m *control.Member) {
 	}
 	m.Ready = a.health.Settled() && !a.host.Draining()
 	m.Gpu, m.CpuWait = a.card.toMessage(), a.cpu.share()
-	if m.PriceUsdPerHour = a.config.Price; m.PriceUsdPerHour > 0 {
-		return
+	m.PriceUsdPerHour = a.priceUSDPerHour()
+}
+
+// priceUSDPerHour is what this machine costs; 0 if that is not known.
+func (a *Agent) priceUSDPerHour() float64 {
+	if a.config.Price > 0 {
+		return a.config.Price
 	}
 	if known, err := a.catalogue.Lookup(a.host.InstanceType()); err == nil {
-		m.PriceUsdPerHour = known.PriceUSDPerHour
+		return known.PriceUSDPerHour
 	}
+	return 0
 }
 
 // A host is what changes about this machine and process while the agent runs. Its methods may be

@@ -248,6 +248,19 @@ func (p *Partitions) Stats() (all LanesStats) {
 	return all
 }
 
+// LaneShare is which part of all cores a lane of a model's partition has; 0 if it has none. It takes
+// no lock.
+func (p *Partitions) LaneShare(model string) float64 {
+	part, cores := p.Of(model), 0
+	for _, each := range p.Parts() {
+		cores += each.cores
+	}
+	if part == nil || cores == 0 {
+		return 0
+	}
+	return float64(part.cores) / float64(part.lanes) / float64(cores)
+}
+
 // Remaining is [Lanes.Remaining] of a model's partition; 0 if it has none.
 func (p *Partitions) Remaining(model string) time.Duration {
 	if part := p.Of(model); part != nil {

@@ -185,6 +185,10 @@ func (w *Worker) executeQuery(ctx context.Context, loaded *LoadedVersion, req *o
 		return executedRun{}, err
 	}
 	loaded.Model.counts.countRun(q.batchSize, result)
+	if !result.Joined { // once for all queries that ran as one
+		share := w.lanes.LaneShare(loaded.Version.Model) / float64(max(1, result.Divided))
+		w.costs.noteRun(loaded.Version.Model, result.Execution, share, time.Now())
+	}
 	for i := range ran.resp.Outputs {
 		ran.nonFinite = max(ran.nonFinite, ran.resp.Outputs[i].NonFinite())
 	}

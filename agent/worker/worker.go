@@ -123,6 +123,8 @@ type Config struct {
 	Library   *profiles.Library
 	Slowdowns profiles.Slowdowns // measured; nil: none
 	Host      Host
+	// Price returns what this machine costs now, in USD per hour; 0 if that is not known.
+	Price func() float64
 	// Leading tells which leader this agent follows.
 	Leading members.LeadershipSource
 	Fleet   FleetLink
@@ -141,6 +143,7 @@ type Config struct {
 type Worker struct {
 	config    Config
 	metrics   *metrics
+	costs     *costs
 	estimates *estimates
 	lanes     *runtime.Partitions
 	layout    atomic.Pointer[place.Layout]   // of the lanes
@@ -186,6 +189,8 @@ func Open(config Config) (*Worker, error) {
 		return nil, err
 	}
 	w.metrics.register(config.Executor.Info(), w.lanes)
+	w.costs = newCosts(config.Price, time.Now())
+	config.Registry.MustRegister(w.costs)
 	if config.Placed {
 		w.layouts = newLayouts(w)
 	}
