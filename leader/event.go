@@ -36,7 +36,7 @@ const (
 	// GatewayLost: Gateway. The gateway's stream has ended.
 	GatewayLost
 	// Submitted: Gateway, Sequence, Attempt (how many attempts were made), Model, LeastAccuracy,
-	// LoadShare, BatchSize, Users, Values, Waited, TimeLeft, Splits, Denied, RetryAfter, Tag, TagSize. If the last
+	// LoadShare, Band, Tenant, Weight, BatchSize, Users, Values, Waited, TimeLeft, Splits, Denied, RetryAfter, Tag, TagSize. If the last
 	// attempt still runs or is on its way: also Agent and Lane, where it is.
 	Submitted
 	// Cancelled: Gateway, Sequence. The gateway has decided the query's outcome.
@@ -83,6 +83,10 @@ type Event struct {
 	// LoadShare is the share of the agents, in [0, 1], that may hold a model only because clients
 	// with the right to have models loaded ask for it; 0: the query's client has no such right.
 	LoadShare float64
+	// Band, Tenant and Weight are those of a [match.Event].
+	Band      int
+	Tenant    string
+	Weight    float64
 	BatchSize int
 	// Users is how many users the rows are for, 0 where each row has its own, and Values how many
 	// values the ragged inputs have.

@@ -61,7 +61,10 @@ type query struct {
 	accuracy float64 // the least that its answer must have
 	// loadShare is the share of the agents that may hold a model only because its client asks for
 	// it; 0: its client has no right to have models loaded.
-	loadShare float64
+	loadShare    float64
+	band         int
+	tenant       string
+	tenantWeight float64
 	// model is the version that answers; nil if that is unknown, or open because a family is asked.
 	model    *heldModel
 	batch    int // rows
@@ -252,7 +255,7 @@ func (s *State) handleSubmit(g *gateway, e *Event) {
 		users: e.Users, values: e.Values,
 		agent: e.Agent, lane: e.Lane, waited: e.Waited, timeLeft: e.TimeLeft, tag: e.Tag,
 		tagSize: e.TagSize, splits: e.Splits, accuracy: e.LeastAccuracy,
-		loadShare: e.LoadShare,
+		loadShare: e.LoadShare, band: e.Band, tenant: e.Tenant, tenantWeight: e.Weight,
 	}
 	s.submit(q)
 }
@@ -281,7 +284,7 @@ func (s *State) submit(q *query) {
 		return // the gateway submitted the whole before it read the split
 	}
 	q.model, q.heardAt = s.models[id], s.now
-	q.weight = SubmitOverhead + len(id.Name) + len(q.agent) + q.tagSize
+	q.weight = SubmitOverhead + len(id.Name) + len(q.agent) + len(q.tenant) + q.tagSize
 	if g.queries[q.sequence] == nil &&
 		(len(g.queries) >= maxSubmitted || g.account.bytes+q.weight > MostSubmittedBytes) {
 		d := match.Decision{
@@ -336,6 +339,7 @@ func (s *State) submitEvent(q *query, id ModelID) match.Event {
 		BatchSize: min(q.batch, match.MaxBatchSize+1),
 		Waited:    q.waited + s.SubmitWay(), TimeLeft: q.timeLeft,
 		Splits: q.splits, LeastAccuracy: q.accuracy,
+		Band: q.band, Tenant: q.tenant, Weight: q.tenantWeight,
 	}
 	if q.timeLeft < 0 {
 		e.TimeLeft = 1

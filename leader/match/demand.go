@@ -13,10 +13,11 @@ import (
 // that floods the lanes takes no more from the others than one that just fills them. Below the
 // limit all shares are 1, and nothing depends on them.
 
-// A shardDemand is what a family has asked of a shard and lost there in the last time. The counts
+// A shardDemand is what a family's queries of one flow have asked of a shard and lost there in the last time. The counts
 // decay over Matcher.spareOver; at time since they were right.
 type shardDemand struct {
 	family *family
+	flowKey
 	// arrivals counts queries that came to wait, lost those of them that were not started or not
 	// answered in time. cost is the sum of the costs of all of them, in units of what an average
 	// query is worth.
@@ -47,8 +48,8 @@ func (d *shardDemand) shareAfter(more int) float64 {
 }
 
 // demandOf returns the demand of a family at s, which begins if there is none.
-func (s *shard) demandOf(f *family) *shardDemand {
-	if d := s.knownDemand(f); d != nil {
+func (s *shard) demandOf(f *family, k flowKey) *shardDemand {
+	if d := s.knownDemand(f, k); d != nil {
 		return d
 	}
 	var free *shardDemand
@@ -62,15 +63,15 @@ func (s *shard) demandOf(f *family) *shardDemand {
 		free = &shardDemand{}
 		s.demands = append(s.demands, free)
 	}
-	*free = shardDemand{family: f, since: s.m.now, alone: 1,
+	*free = shardDemand{family: f, flowKey: k, since: s.m.now, alone: 1,
 		shedThreshold: shedThreshold{threshold: 1}}
 	return free
 }
 
 // knownDemand returns the demand of a family at s, nil if there is none.
-func (s *shard) knownDemand(f *family) *shardDemand {
+func (s *shard) knownDemand(f *family, k flowKey) *shardDemand {
 	for _, d := range s.demands {
-		if d.family == f {
+		if d.family == f && d.flowKey == k {
 			return d
 		}
 	}
@@ -102,7 +103,7 @@ func (s *shard) noteArrival(q *query) {
 	if s.isOutsideDemand(q) {
 		return
 	}
-	d := s.demandOf(q.family)
+	d := s.demandOf(q.family, q.flowKey)
 	d.decayTo(s.m)
 	cost := s.minCost(q)
 	d.arrivals++
@@ -115,7 +116,7 @@ func (s *shard) noteArrival(q *query) {
 // noteStart counts a query that is started in time.
 func (s *shard) noteStart(q *query) {
 	if !s.isOutsideDemand(q) {
-		s.demandOf(q.family).admitMore(q)
+		s.demandOf(q.family, q.flowKey).admitMore(q)
 	}
 }
 
@@ -143,7 +144,7 @@ const fairWithin = 0.02
 func (s *shard) isBehind(d *shardDemand) bool {
 	share := d.servedShare() + fairWithin
 	return slices.ContainsFunc(s.demands, func(o *shardDemand) bool {
-		return o.decayTo(s.m) >= minArrivals && o.servedShare() > share
+		return o.flowKey == d.flowKey && o.decayTo(s.m) >= minArrivals && o.servedShare() > share
 	})
 }
 
@@ -157,7 +158,7 @@ func (s *shard) noteMiss(q *query) {
 
 // countLost counts q as lost in the demand of its family, which it returns.
 func (s *shard) countLost(q *query) *shardDemand {
-	d := s.demandOf(q.family)
+	d := s.demandOf(q.family, q.flowKey)
 	d.decayTo(s.m)
 	d.lost, q.lost = min(d.lost+1, d.arrivals), true
 	return d
@@ -204,14 +205,14 @@ func (h *horizon) decayDemand(s *shard, k *queryClass) {
 	}
 }
 
-// byShare iterates over the live queries: those first whose family has got the smallest share, each
-// counting as answered for the next, and of a family the oldest first, at most so many of each
-// class. The loop must not change which queries are live.
-func (s *shard) byShare(most int) iter.Seq[*query] {
+// byShare iterates over the live queries of a flow, nil for all: those first whose family has got the
+// smallest share, each counting as answered for the next, and of a family the oldest first, at most
+// so many of each class. The loop must not change which queries are live.
+func (s *shard) byShare(most int, of *flow) iter.Seq[*query] {
 	return func(yield func(*query) bool) {
 		order := s.order[:0]
 		for _, k := range s.classes {
-			if k.live.Len() > 0 {
+			if k.live.Len() > 0 && (of == nil || k.flowKey == of.flowKey) {
 				k.next, k.looked, k.demand.looked = k.live.First(), 0, 0
 				order.push(classShare{k.demand.servedShare(), k})
 			}

@@ -26,7 +26,7 @@ const (
 	// the matcher asked to be stepped and nothing else happened.
 	TimePassed EventKind = iota
 	// Submitted: Query, Model, LeastAccuracy, BatchSize, Rows, Once, Waited, TimeLeft, Attempt,
-	// Splits. Model is a model or a family. Attempt is the number of the query's last assignment, 0 if there was
+	// Splits, Band, Tenant, Weight. Model is a model or a family. Attempt is the number of the query's last assignment, 0 if there was
 	// none. A second submit of a query that the matcher knows is ignored, unless its gateway has
 	// made attempts that the matcher does not know; then the query waits anew.
 	//
@@ -108,6 +108,13 @@ type Event struct {
 	// means that any may. A query that names a model is answered by that model, which must be as
 	// accurate.
 	LeastAccuracy float64
+	// Band is the query's priority, 1 for the highest; 0 means [DefaultBand], and one above
+	// [MaxBand] counts as that. Tenant is who asks, and Weight the share of the lanes' time that the
+	// tenant gets beside others of the band, in proportion to theirs; one that is not above 0
+	// counts as 1.
+	Band   int
+	Tenant string
+	Weight float64
 	// BatchSize must be in 1..the model's largest batch size; a query with another is rejected.
 	BatchSize int
 	// Rows is the number of rows of a query that takes as long as one of BatchSize rows, because of

@@ -112,7 +112,7 @@ func TestVariantChoice(t *testing.T) {
 		s.spare.share = r.Float64()
 		h := s.policy.(*horizon)
 		h.collectGroups(s)
-		h.collectRows(s)
+		h.collectRows(s, nil, math.MaxInt)
 		if len(h.rows) == 0 {
 			continue
 		}

@@ -115,13 +115,17 @@ type group struct {
 	backlog   backlogFactor
 	forgotten bool    // see isForgotten
 	rest      []int32 // rows planned for it and not dispatched, the oldest first
+	reserved  int     // slots that are planned for queries of flows before
 	room      int     // how many more rows are worth looking at because of its lanes
 	asked     bool    // it serves some row
 	opens     bool    // one of its lanes was open when the round began
 }
 
 // isIdle reports whether g has an open lane and nothing is planned for it.
-func (g *group) isIdle(m *Matcher) bool { return len(g.rest) == 0 && g.hasOpen(m) }
+func (g *group) isIdle(m *Matcher) bool { return !g.hasPlan() && g.hasOpen(m) }
+
+// hasPlan reports whether something is planned for g and has not started.
+func (g *group) hasPlan() bool { return len(g.rest)+g.reserved > 0 }
 
 // anyIdle reports whether some group is idle.
 func (h *horizon) anyIdle(m *Matcher) bool {
@@ -160,9 +164,39 @@ func (h *horizon) prepareRound(s *shard) bool {
 	return h.mayStartQuery(s)
 }
 
-// planRound plans for the waiting queries and starts those whose turn it is.
+// planRound plans for the waiting queries and starts those whose turn it is: flow by flow, each with
+// the lanes and slots that the flows before it leave.
 func (h *horizon) planRound(s *shard) {
-	h.collectRows(s)
+	flows := s.waitingFlows()
+	if len(flows) < 2 {
+		h.planFlow(s, nil, math.MaxInt)
+		return
+	}
+	if s.owed > 0 {
+		h.planFlow(s, s.firstOfLowestBand(), 1)
+		h.reservePlan()
+	}
+	for _, f := range flows {
+		if f.live > 0 {
+			h.planFlow(s, f, math.MaxInt)
+			h.reservePlan()
+		}
+	}
+}
+
+// reservePlan keeps the slots of what is planned and has not started from the flows that follow.
+func (h *horizon) reservePlan() {
+	for g := range h.groups {
+		grp := &h.groups[g]
+		grp.reserved += len(grp.rest)
+		grp.rest = grp.rest[:0]
+	}
+}
+
+// planFlow plans for the waiting queries of a flow, nil for all, at most so many, and starts those
+// whose turn it is.
+func (h *horizon) planFlow(s *shard, of *flow, most int) {
+	h.collectRows(s, of, most)
 	if len(h.rows) > 0 {
 		h.planSlots(s)
 	}
@@ -181,7 +215,7 @@ func (h *horizon) planRound(s *shard) {
 	h.serveRisky(s)
 	if s.late.Len() > 0 {
 		for g := range h.groups {
-			h.groups[g].asked = h.servesAnyRow(g)
+			h.groups[g].asked = h.groups[g].reserved > 0 || h.servesAnyRow(g)
 		}
 		for h.serveLost(s) {
 		}
@@ -215,6 +249,7 @@ func (h *horizon) collectGroups(s *shard) {
 	for g := range h.groups {
 		grp := &h.groups[g]
 		grp.rest, grp.work, grp.first = grp.rest[:0], 0, math.Inf(1)
+		grp.reserved = 0
 		grp.weight, grp.opens = 1-h.spare, false
 		for i, at := range grp.freeAt {
 			grp.work += max(0, at-s.m.now)
@@ -292,17 +327,19 @@ func (g *group) assessScarcity(s *shard) {
 
 // collectRows collects the rows, with their latencies and prices: those of the oldest live queries
 // that some lane can still serve in time by the 80 % quantile. The others are risky. There are at
-// most roundRows rows for each lane, and each takes the room of a group that serves it.
-func (h *horizon) collectRows(s *shard) {
+// most roundRows rows for each lane, and each takes the room of a group that serves it. The rows are
+// of one flow, or of all if that is nil, and no more than most.
+func (h *horizon) collectRows(s *shard, of *flow, most int) {
 	room := 0
 	for g := range h.groups {
 		grp := &h.groups[g]
-		grp.room = roundRows * len(grp.lanes)
+		grp.room = max(0, roundRows*len(grp.lanes)-grp.reserved)
 		room += grp.room
 	}
+	room = min(room, most)
 	h.rows, h.due, h.cells, h.others = h.rows[:0], h.due[:0], h.cells[:0], h.others[:0]
 	h.risky = h.risky[:0]
-	for q := range s.byShare(2 * room) {
+	for q := range s.byShare(2*room, of) {
 		if len(h.rows) == room {
 			break
 		}
@@ -559,7 +596,10 @@ func (h *horizon) cutSlots(m *Matcher, most int) {
 	}
 	for g := range h.groups {
 		grp := &h.groups[g]
-		from := len(h.slots)
+		from, most := len(h.slots), most
+		if most < math.MaxInt-grp.reserved {
+			most += grp.reserved
+		}
 		for i, l := range grp.lanes {
 			start := grp.startMs(m, i)
 			for k := range ahead {
@@ -569,6 +609,15 @@ func (h *horizon) cutSlots(m *Matcher, most int) {
 					replaceLast(h.slots[from:], x)
 				}
 			}
+		}
+		for range min(grp.reserved, len(h.slots)-from) { // the earliest are taken
+			first := from
+			for k := from + 1; k < len(h.slots); k++ {
+				if h.slots[k].start < h.slots[first].start {
+					first = k
+				}
+			}
+			h.slots = slices.Delete(h.slots, first, first+1)
 		}
 	}
 }
@@ -710,7 +759,7 @@ func (h *horizon) serveRisky(s *shard) {
 					continue
 				}
 				hope = true
-				if safe := l.start() + c.safe; safe < least && l.open() && len(grp.rest) == 0 &&
+				if safe := l.start() + c.safe; safe < least && l.open() && !grp.hasPlan() &&
 					!s.holdsBack(q, l, c.mean) {
 					safest, least, model = l, safe, c.model
 				}
@@ -731,7 +780,7 @@ func (h *horizon) serveHopeless(s *shard) {
 	for _, q := range h.risky {
 		for g := range h.groups {
 			for _, l := range h.groups[g].lanes {
-				if len(h.groups[g].rest) > 0 || !s.hasSpareLanes() {
+				if h.groups[g].hasPlan() || !s.hasSpareLanes() {
 					continue
 				}
 				if model, t := l.fastestVariant(q); model >= 0 && !s.holdsBack(q, l,

@@ -28,6 +28,8 @@ type query struct {
 	arrival  float64 // ms; before the first event if negative
 	deadline float64 // ms; +Inf: none
 	bound
+	flowKey
+	weight   float64 // of its tenant
 	cost     float64 // the lowest price at which its shard can answer it, blurred
 	lateWork float64 // its part of the shard's lateWork, ms, while it waits and is late
 	attempt  int     // number of the last assignment; 0: none yet
@@ -43,6 +45,7 @@ type query struct {
 
 	inShard list.Node[query] // in live or late
 	class   *queryClass      // while it waits
+	flow    *flow            // while it is live
 	inClass list.Node[query]
 	// plannedFor and plannedCost say where horizon has planned a row, while it merges queries.
 	plannedFor  *instanceType
@@ -149,6 +152,7 @@ type lane struct {
 type reservation struct {
 	query   QueryID
 	family  *family // nil if it is unknown
+	flow    flowKey
 	attempt int
 	latency float64 // predicted mean, ms; of a reservation that joined a run, what it adds
 	grace   float64 // ms by which the answer may be late before the lane is overdue
@@ -351,10 +355,11 @@ func (u *queue) remove(q *query) {
 // another model whose lanes idle.
 //
 // Invariants: live has the live queries of the shard with this class, late counts the late ones,
-// and lateWork is the sum of their lateWork. All queries of a class name the same family, and the
-// same number of its variants may answer them.
+// and lateWork is the sum of their lateWork. All queries of a class name the same family and are of
+// one flow, and the same number of the variants may answer them.
 type queryClass struct {
-	family  *family
+	family *family
+	flowKey
 	demand  *shardDemand
 	allowed int // how many of the family's variants may answer
 	live    list.List[query]

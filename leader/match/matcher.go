@@ -616,6 +616,7 @@ func (m *Matcher) admitQuery(e *Event, reason Reason) *query {
 		id: e.Query, family: m.lookupFamily(e.Model), accuracy: e.LeastAccuracy, batch: e.BatchSize,
 		arrival: m.now - toMs(max(0, e.Waited)), deadline: math.Inf(1), attempt: max(0, e.Attempt),
 		splits: e.Splits, part: part, rows: cmp.Or(e.Rows, e.BatchSize), once: e.Once,
+		flowKey: flowOfBand(e.Band, e.Tenant), weight: weightOrOne(e.Weight),
 	}
 	switch {
 	case add.family == nil || len(add.family.variants) == 0:

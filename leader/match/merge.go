@@ -117,7 +117,7 @@ func (b *mergeBuffer) collectMergeable(s *shard, grp *group, first *query, l *la
 	for q := s.live.First(); q != nil && len(b.items) < merge.Most; q = q.inShard.Next() {
 		x := merge.Item{Batch: q.batch, Due: fromMs(due(q))}
 		switch {
-		case q == first:
+		case q == first || q.below > first.below:
 			continue
 		case q.plannedFor != nil && q.model != first.model || !q.allowsModel(first.model):
 			of := l.typ.tables[q.model]
@@ -141,6 +141,7 @@ func (s *shard) joinRun(q *query, l *lane, start float64, sum int, run *Decision
 	total := table.mean[sum+q.batch]
 	extra := max(0, total-table.mean[sum])
 	waited, wait := m.now-q.arrival, start-m.now
+	s.chargeFlow(q, extra)
 	q.attempt++
 	q.sent, q.lane = true, l
 	l.addReservation(reservation{

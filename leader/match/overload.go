@@ -186,6 +186,9 @@ func (s *shard) isFull(q *query) bool {
 	room := 0.0
 	_, fair := s.policy.(*horizon)
 	goesBefore := func(o *query) bool {
+		if fair && o.flow != q.flow {
+			return q.flow.goesBeforeFlow(o.flow)
+		}
 		return fair && o.family != q.family &&
 			o.class.demand.servedShare() > q.class.demand.servedShare()
 	}

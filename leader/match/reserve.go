@@ -41,7 +41,7 @@ func (s *shard) adaptReservedLanes(q *query, d *shardDemand) (blocked bool) {
 		for i := range l.held {
 			if r := &l.held[i]; !blocked && r.family != nil && r.family != q.family &&
 				q.family.mayMissTargetBehind(r.latency) {
-				o := s.knownDemand(r.family)
+				o := s.knownDemand(r.family, r.flow)
 				blocked = o == nil || o.servedShare() > share
 			}
 		}

@@ -292,7 +292,7 @@ func TestByShare(t *testing.T) {
 			next[best] = next[best].inClass.Next()
 			looked[best]++
 		}
-		if got := slices.Collect(s.byShare(most)); !slices.Equal(got, want) {
+		if got := slices.Collect(s.byShare(most, nil)); !slices.Equal(got, want) {
 			t.Fatalf("got %d queries %v, want %d %v", len(got), got, len(want), want)
 		}
 	}

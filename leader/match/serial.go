@@ -102,6 +102,9 @@ var (
 			splitsField,
 			lines.ShareField("least_accuracy",
 				func(e *Event) *float64 { return &e.LeastAccuracy }),
+			lines.IntField("band", func(e *Event) *int { return &e.Band }),
+			lines.TextField("tenant", func(e *Event) *string { return &e.Tenant }),
+			WeightField(func(e *Event) *float64 { return &e.Weight }),
 		},
 		LaneHas:   {laneField, remainingField},
 		Cancelled: {queryField},
@@ -162,6 +165,25 @@ var (
 		lines.IntField("batch", func(h *Held) *int { return &h.BatchSize }),
 	}
 )
+
+// WeightField is the field of a tenant's weight in an event; 0 is left out.
+func WeightField[T any](at func(*T) *float64) *lines.Field[T] {
+	return &lines.Field[T]{
+		Key: "weight",
+		Append: func(b []byte, e *T) []byte {
+			if *at(e) == 0 {
+				return b
+			}
+			return strconv.AppendFloat(append(b, " weight="...), *at(e), 'g', -1, 64)
+		},
+		Set: func(e *T, value string) (err error) {
+			if *at(e), err = strconv.ParseFloat(value, 64); err == nil && !isWeight(*at(e)) {
+				err = fmt.Errorf("got %s, want a weight above 0", value)
+			}
+			return err
+		},
+	}
+}
 
 func setLane(e *Event, value string) error {
 	number, err := strconv.ParseUint(value, 10, 32)

@@ -17,6 +17,12 @@ type shard struct {
 	classes []*queryClass    // some may have no queries now
 	starts  int              // how many queries have got a lane
 	tried   int              // starts when a query last went where none had gone for long
+	flows   []*flow          // some may have no queries now
+	// virtual is, by band, the start tag of the query that started last, and owed the lanes' time,
+	// in ms, that the lowest band lacks to its floor.
+	virtual [MaxBand + 1]float64
+	owed    float64
+	inTurn  []*flow          // scratch of waitingFlows
 	demands []*shardDemand   // of the families whose queries have come lately
 	late    list.List[query] // waiting queries that cannot, in the order in which they became late
 	usable  int              // number of lanes that are usable
@@ -70,6 +76,7 @@ func (s *shard) markDirty() {
 // addLive adds q to the live queries of s.
 func (s *shard) addLive(q *query) {
 	q.shard, q.waiting, q.isLate = s, true, false
+	s.enterFlow(q)
 	s.live.InsertSorted(q, &q.inShard, byArrival)
 	q.class = s.classOf(q)
 	q.class.live.InsertSorted(q, &q.inClass, byArrival)
@@ -81,6 +88,7 @@ func (s *shard) addLive(q *query) {
 func (s *shard) leaveLive(q *query) {
 	s.live.Remove(&q.inShard)
 	q.class.live.Remove(&q.inClass)
+	s.leaveFlow(q)
 	if s.work[q.sizeClass] -= q.waitingWork(); s.live.Len() == 0 {
 		s.work = [2]float64{} // drop the rounding error
 	}
@@ -91,9 +99,9 @@ func (s *shard) classOf(q *query) *queryClass {
 	allowed := len(q.allowedVariants())
 	var free *queryClass
 	for _, k := range s.classes {
-		if k.family == q.family && k.allowed == allowed {
-			if k.demand.family != k.family { // it was forgotten
-				k.demand = s.demandOf(k.family)
+		if k.family == q.family && k.allowed == allowed && k.flowKey == q.flowKey {
+			if k.demand.family != k.family || k.demand.flowKey != k.flowKey { // it was forgotten
+				k.demand = s.demandOf(k.family, k.flowKey)
 			}
 			return k
 		}
@@ -105,7 +113,8 @@ func (s *shard) classOf(q *query) *queryClass {
 		free = &queryClass{}
 		s.classes = append(s.classes, free)
 	}
-	free.family, free.allowed, free.demand = q.family, allowed, s.demandOf(q.family)
+	free.family, free.allowed, free.flowKey = q.family, allowed, q.flowKey
+	free.demand = s.demandOf(q.family, q.flowKey)
 	free.gathered = 0
 	return free
 }
@@ -204,11 +213,12 @@ func (s *shard) assignToLane(q *query, l *lane, model int, cost float64) bool {
 		s.noteStart(q)
 	}
 	s.noteLane(l)
+	s.chargeFlow(q, latency)
 	q.attempt++
 	q.sent, q.lane = true, l
 	l.reserveWait(
 		reservation{
-			query: q.id, family: q.family, attempt: q.attempt, latency: latency,
+			query: q.id, family: q.family, flow: q.flowKey, attempt: q.attempt, latency: latency,
 			grace: l.overdueGrace(q.model, q.batch),
 			since: s.m.now,
 		}, wait)

@@ -89,6 +89,7 @@ func (s *shard) split(q *query, rows []int, model int) []*query {
 			id: q.id.Part(p + 1), family: m.alone[model], model: model, accuracy: q.accuracy,
 			batch: q.partWork(n), rows: n, once: q.once,
 			arrival: q.arrival, deadline: q.deadline, splits: true, part: true,
+			flowKey: q.flowKey, weight: q.weight,
 		})
 		part.bound = m.computeBound(part)
 		s.addLive(part)
