@@ -19,7 +19,8 @@ const (
 	// capacityWork bounds the operations for machines whose memory or partitions bound what they
 	// hold: some ten milliseconds.
 	capacityWork = 10_000_000
-	// manyColumns is how many columns of a family are kept; chosen.
+	// manyColumns is how many columns of a family are kept: a solution uses few more than there are
+	// types, and those of some neighbouring counts are still there.
 	manyColumns = 50
 )
 
