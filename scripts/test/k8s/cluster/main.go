@@ -17,7 +17,9 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/version"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	manager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 	node "sigs.k8s.io/kwok/kustomize/stage/node/fast"
 	heartbeat "sigs.k8s.io/kwok/kustomize/stage/node/heartbeat"
 	pod "sigs.k8s.io/kwok/kustomize/stage/pod/fast"
@@ -41,6 +43,10 @@ func main() {
 		command = manager.NewControllerManagerCommand()
 	case "kube-scheduler":
 		command = scheduler.NewSchedulerCommand()
+	case "kube-proxy":
+		command = proxy.NewProxyCommand()
+	case "kubelet":
+		command = kubelet.NewKubeletCommand(context.Background())
 	case "kwok":
 		command = newKwok()
 	case "stages": // what kwok makes of nodes and pods; without them it does not start
@@ -51,7 +57,7 @@ func main() {
 		return
 	default:
 		fmt.Fprintln(os.Stderr, "cluster: which? etcd, kube-apiserver, kube-controller-manager, "+
-			"kube-scheduler, kwok or stages")
+			"kube-scheduler, kube-proxy, kubelet, kwok or stages")
 		os.Exit(2)
 	}
 	os.Exit(cli.Run(command))
