@@ -562,7 +562,7 @@ func (r *referee) checkQueries() {
 	waiting := 0
 	for _, s := range append(slices.Clone(m.shards), m.nowhere) {
 		var work [2]float64
-		lateWork, live := 0.0, map[*queryClass]int{}
+		lateWork, live, inFlow := 0.0, map[*queryClass]int{}, map[*flow]int{}
 		late, lateWorkOf := map[*queryClass]int{}, map[*queryClass]float64{}
 		for q := s.live.First(); q != nil; q = q.inShard.Next() {
 			if m.queries[q.id] != q || q.shard != s || !q.waiting || q.isLate {
@@ -570,6 +570,16 @@ func (r *referee) checkQueries() {
 			}
 			work[q.sizeClass] += q.waitingWork()
 			live[q.class]++
+			inFlow[q.flow]++
+		}
+		for _, f := range s.flows {
+			if f.live != inFlow[f] || !(f.tag >= 0) || f.band() < 1 || f.band() > MaxBand {
+				r.failf("flow %+v has %d live queries", f, inFlow[f])
+			}
+			delete(inFlow, f)
+		}
+		if len(inFlow) > 0 {
+			r.failf("live queries are of flows that the shard does not have: %v", inFlow)
 		}
 		for q := s.late.First(); q != nil; q = q.inShard.Next() {
 			if m.queries[q.id] != q || q.shard != s || !q.waiting || !q.isLate {
@@ -586,7 +596,8 @@ func (r *referee) checkQueries() {
 					k.late, k.lateWork, live[k], late[k], lateWorkOf[k])
 			}
 			for q := k.live.First(); q != nil; q = q.inClass.Next() {
-				if q.class != k || q.family != k.family || len(q.allowedVariants()) != k.allowed {
+				if q.class != k || q.family != k.family ||
+					q.flowKey != k.flowKey || q.flow.flowKey != k.flowKey || len(q.allowedVariants()) != k.allowed {
 					r.failf("query %v is in the class of others: %+v, %+v", q.id, q, k)
 				}
 			}
@@ -742,6 +753,10 @@ func play(t *rapid.T, policy string, splits *atomic.Int64) {
 				"remaining")})
 		lane++
 	}
+	tenants, bands := []string{""}, []int{0} // in half of the runs all queries are of one flow
+	if rapid.Bool().Draw(t, "tenants") {
+		tenants, bands = []string{"", "x", "y"}, []int{0, 1, MaxBand + 1}
+	}
 	submit := func(sent bool) {
 		e := Event{Kind: Submitted, Query: QueryID{
 			rapid.Uint64Range(1, 2).Draw(t, "gateway"), sequence,
@@ -755,6 +770,9 @@ func play(t *rapid.T, policy string, splits *atomic.Int64) {
 			TimeLeft: rapid.SampledFrom([]time.Duration{
 				0, 20 * time.Millisecond, 100 * time.Millisecond,
 			}).Draw(t, "time left"),
+			Tenant: tenants[rapid.IntRange(0, len(tenants)-1).Draw(t, "tenant")],
+			Band:   bands[rapid.IntRange(0, len(bands)-1).Draw(t, "band")],
+			Weight: rapid.SampledFrom([]float64{0, 2}).Draw(t, "weight"),
 		}
 		if e.Model == "b" {
 			e.BatchSize *= 3
