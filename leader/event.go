@@ -36,7 +36,8 @@ const (
 	// GatewayLost: Gateway. The gateway's stream has ended.
 	GatewayLost
 	// Submitted: Gateway, Sequence, Attempt (how many attempts were made), Model, LeastAccuracy,
-	// LoadShare, Band, Tenant, Weight, BatchSize, Users, Values, Waited, TimeLeft, Splits, Denied, RetryAfter, Tag, TagSize. If the last
+	// LoadShare, Band, Tenant, Weight, BatchSize, Users, Values, Waited, TimeLeft, Splits, Denied,
+	// RetryAfter, Tag, TagSize. If the last
 	// attempt still runs or is on its way: also Agent and Lane, where it is.
 	Submitted
 	// Cancelled: Gateway, Sequence. The gateway has decided the query's outcome.
