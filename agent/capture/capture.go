@@ -20,9 +20,10 @@ const (
 	// maxQueuedBytes and maxQueued bound what waits to be encoded. Chosen: some hundred usual queries
 	// of 100 kB, so that a burst is kept, and an eighth of what an agent holds of queries by default.
 	maxQueuedBytes, maxQueued = 32 << 20, 1024
-	// maxQueryBytes bounds the tensors of a query that is kept. Chosen: as for shadows, 4 MiB.
-	maxQueryBytes = 4 << 20
 )
+
+// MaxQueryBytes bounds the tensors of a query that is kept, with its answer. Chosen: as for shadows.
+const MaxQueryBytes = 4 << 20
 
 // A Rule is what a model's settings say of its queries.
 type Rule struct {
@@ -59,7 +60,7 @@ type DropReason string
 // The reasons.
 const (
 	tooBusy    DropReason = "busy"       // too much waits to be encoded
-	tooLarge   DropReason = "large"      // the query has more than maxQueryBytes
+	tooLarge   DropReason = "large"      // the query has more than MaxQueryBytes
 	unwritable DropReason = "unwritable" // the disk is full, or the store does not answer
 	overBudget DropReason = "budget"     // what may be written is written
 	noRecord   DropReason = "invalid"    // the format cannot say it
@@ -159,7 +160,7 @@ func (r *Recorder) Chooses(c *control.Capture) bool {
 // Keep takes a query to keep, or drops it.
 func (r *Recorder) Keep(q *Query) {
 	size := q.bytes()
-	if size > maxQueryBytes {
+	if size > MaxQueryBytes {
 		r.drop(q, tooLarge)
 		return
 	}

@@ -284,7 +284,7 @@ func TestBudget(t *testing.T) {
 func TestBounds(t *testing.T) {
 	release, entered := make(chan struct{}), make(chan struct{}, 1)
 	r := newRecorder(t, blocking{release, entered})
-	r.Keep(query(0, maxQueryBytes/8+1, func() {}))
+	r.Keep(query(0, MaxQueryBytes/8+1, func() {}))
 	broken := query(0, 1, func() {})
 	broken.Request.Model = strings.Repeat("x", 10)
 	broken.Outputs[0].Data = broken.Outputs[0].Data[:5]

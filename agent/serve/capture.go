@@ -59,7 +59,10 @@ func (s *Server) finishCapture(q *capture.Query, req *oip.Request, resp *oip.Res
 		}
 		missed, _ := client.MissedBy(req.Model, "", req.Late)
 		q.Cause = string(missed.Cause)
-		q.Outputs = keptOutputs(q.Rule, resp)
+		q.Outputs = resp.Outputs // which Keep drops at once, if there are too many bytes
+		if req.Bytes()+resp.Bytes() <= capture.MaxQueryBytes {
+			q.Outputs = keptOutputs(q.Rule, resp)
+		}
 	}
 	q.Arm = s.config.Gateway.Arm(req.Model, answeredBy)
 	s.config.Captures.Keep(q)

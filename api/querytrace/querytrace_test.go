@@ -214,6 +214,11 @@ func FuzzRead(f *testing.F) {
 	}
 	f.Add(lines.Bytes())
 	f.Add(arrays.Bytes())
+	compressor, err := zstd.NewWriter(nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(compressor.EncodeAll(lines.Bytes(), nil))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var last time.Duration
 		var again bytes.Buffer

@@ -25,7 +25,8 @@ func TestCapture(t *testing.T) {
 		"r5n.large", "--capture", kept)
 	const sent = 30
 	for i := range sent {
-		body := fmt.Sprintf(`{"parameters":{"timeout":60000000},"inputs":[{"name":"ids","datatype":"INT64","shape":[%d,4],"data":[1%s]}]}`,
+		body := fmt.Sprintf(`{"parameters":{"timeout":60000000},`+
+			`"inputs":[{"name":"ids","datatype":"INT64","shape":[%d,4],"data":[1%s]}]}`,
 			1+i%3, strings.Repeat(",2", 4*(1+i%3)-1))
 		resp, err := http.Post("http://"+p.http+"/v2/models/ncf/infer", "application/json",
 			strings.NewReader(body))
