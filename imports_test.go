@@ -286,7 +286,8 @@ var rules = []rule{
 	},
 	{
 		folder: "agent/serve", imports: []string{
-			"agent/capture", "agent/members", "agent/modelstore", "agent/outcome", "agent/shadow", "agent/slowlog",
+			"agent/capture", "agent/members", "agent/modelstore", "agent/outcome", "agent/picker", "agent/shadow",
+			"agent/slowlog",
 			"agent/worker",
 			"api", "client", "models", "api/names",
 			"runtime",

@@ -84,26 +84,28 @@ type Agent struct {
 	// The fields below are set by Run before the agent serves its first call.
 	addresses  Addresses
 	advertised string // the gRPC address that other agents and SDKs dial
-	local      *serve.Local
-	members    *members.Members
-	gossip     *gossip.Gossip
-	leadership members.LeadershipWatch // package lead publishes to it
-	leading    *lead.Leader
-	renting    *rent.Manager
-	releases   *release.Releases    // what versions of models are released
-	stored     *modelstore.Follower // nil: there is no model store
-	shadows    *shadow.Comparer
-	hub        *dashboard.Hub
-	worker     *worker.Worker
-	gateway    *client.Gateway
-	counts     *serve.QueryCounters // of clients' queries
-	slowLog    *slowlog.Log         // nil: there is none
-	captures   *capture.Recorder    // nil: no queries are kept
-	executor   runtime.Executor
-	card       *cardWatch // nil without a card
-	cpu        cpuWatch
-	guard      *secure.Guard
-	server     *serve.Server
+	// advertisedHTTP is where others reach its REST; "": nowhere.
+	advertisedHTTP string
+	local          *serve.Local
+	members        *members.Members
+	gossip         *gossip.Gossip
+	leadership     members.LeadershipWatch // package lead publishes to it
+	leading        *lead.Leader
+	renting        *rent.Manager
+	releases       *release.Releases    // what versions of models are released
+	stored         *modelstore.Follower // nil: there is no model store
+	shadows        *shadow.Comparer
+	hub            *dashboard.Hub
+	worker         *worker.Worker
+	gateway        *client.Gateway
+	counts         *serve.QueryCounters // of clients' queries
+	slowLog        *slowlog.Log         // nil: there is none
+	captures       *capture.Recorder    // nil: no queries are kept
+	executor       runtime.Executor
+	card           *cardWatch // nil without a card
+	cpu            cpuWatch
+	guard          *secure.Guard
+	server         *serve.Server
 
 	stateless bool // nothing can be written to the state directory
 	onReady   func(Addresses, []models.Status)

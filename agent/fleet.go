@@ -27,6 +27,7 @@ func (a *Agent) joinFleet(ctx context.Context, l *listeners) (err error) {
 	if a.advertised, err = a.config.advertisedGRPC(l.grpc.Addr().String()); err != nil {
 		return err
 	}
+	a.advertisedHTTP = advertisedHTTP(l.http.Addr().String(), a.advertised)
 	config := gossip.Config{
 		Name:      string(a.name),
 		Bind:      a.config.GossipAddress,
@@ -70,6 +71,21 @@ func (c Config) advertisedGRPC(bound string) (string, error) {
 		host = addr.String()
 	}
 	return net.JoinHostPort(host, port), nil
+}
+
+// advertisedHTTP is the REST address at which others reach a server that listens on bound, where they
+// reach its gRPC at grpc; "" if it listens on this machine alone.
+func advertisedHTTP(bound, grpc string) string {
+	boundHost, port, err := net.SplitHostPort(bound)
+	host, _, err2 := net.SplitHostPort(grpc)
+	if err != nil || err2 != nil {
+		return ""
+	}
+	isLocal := func(host string) bool { return net.ParseIP(host).IsLoopback() || host == "localhost" }
+	if isLocal(boundHost) && !isLocal(host) {
+		return ""
+	}
+	return net.JoinHostPort(host, port)
 }
 
 // learnInstanceType finds out this machine's instance type, and tells the fleet. Run starts it on a
@@ -129,7 +145,7 @@ func (a *Agent) describeSelf() *control.Member {
 // sign adds to a description what does not depend on the worker.
 func (a *Agent) sign(m *control.Member) {
 	m.Name, m.Address, m.Role = string(a.name), a.advertised, a.config.Leader
-	m.DisplayName = a.display
+	m.DisplayName, m.HttpAddress = a.display, a.advertisedHTTP
 	// Other agents refuse a description with a longer name, which a certificate may have.
 	if name := a.guard.CertificateName(); len(name) <= control.MaxNameBytes {
 		m.CertificateName = name

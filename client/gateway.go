@@ -84,17 +84,19 @@ type gatewayQuery struct {
 	splitFor queries.ChosenVariant
 	batch    uint32
 	users    uint32 // as [roles.QuerySize] has them; so are the values
-	values   uint64
-	roles    *roles.Roles // nil: a query has no batch size
-	part     part         // the number of the part; 0: no part
-	bytes    uint64
-	trace    *queryTrace   // nil: it is not traced
-	wake     wakeup.Signal // the caller checks the query again
-	why      string        // why no lane took it when there was no leader
-	answer   *oip.Response // the outcome, if there is one
-	aborts   [match.MaxAttempts]underWay
-	busy     bool // the caller makes an attempt, and does not see wake
-	spent    spentTime
+	// unsplittable is set by [WithoutSplits].
+	unsplittable bool
+	values       uint64
+	roles        *roles.Roles // nil: a query has no batch size
+	part         part         // the number of the part; 0: no part
+	bytes        uint64
+	trace        *queryTrace   // nil: it is not traced
+	wake         wakeup.Signal // the caller checks the query again
+	why          string        // why no lane took it when there was no leader
+	answer       *oip.Response // the outcome, if there is one
+	aborts       [match.MaxAttempts]underWay
+	busy         bool // the caller makes an attempt, and does not see wake
+	spent        spentTime
 	// ctx and req are the arguments of run, for the attempts beside the caller's, which hedges
 	// counts.
 	ctx    context.Context
@@ -410,6 +412,7 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 		batch:  1,
 		family: family, least: req.LeastAccuracy, loadShare: req.LoadShare,
 		wake: wakeup.New(), trace: newQueryTrace(ctx),
+		unsplittable: ctx.Value(withoutSplits{}) != nil,
 	}
 	q.Tag = q
 	// A batch size that no lane could take is left for the worker to refuse: its error says what is
@@ -452,6 +455,14 @@ func (g *Gateway) Infer(ctx context.Context, req *oip.Request, arrival time.Time
 		}
 	}
 	return resp, err
+}
+
+type withoutSplits struct{}
+
+// WithoutSplits returns a context with which [Gateway.Infer] tells the leader that it cannot split
+// the query, because the caller makes the attempts.
+func WithoutSplits(ctx context.Context) context.Context {
+	return context.WithValue(ctx, withoutSplits{}, true)
 }
 
 // measure sets the size of q, whose model takes up to largest rows.
@@ -584,6 +595,9 @@ func (g *Gateway) makeNextAttempt(q *gatewayQuery, beside bool) (over bool) {
 	*q.abortOf(to.Attempt) = underWay{}
 	q.busy = q.busy && beside
 	if err != nil && ctx.Err() != nil {
+		if attempt.Unsent {
+			g.queries.Unsent(&q.Query, to.Attempt)
+		}
 		g.queries.End(&q.Query, g.latenessError(ctx, q, now))
 	}
 	_, before := q.Ended()

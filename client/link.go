@@ -279,7 +279,7 @@ func (g *Gateway) nextMessage() *control.GatewayMessage {
 			Sequence: q.Sequence, Model: q.model, Version: q.version, BatchSize: q.batch,
 			Bytes:    q.bytes,
 			WaitedNs: int64(s.Waited), TimeLeftNs: int64(s.TimeLeft), Attempts: s.Attempts,
-			Agent: string(s.Agent), Lane: s.Lane, Splits: true, LeastAccuracy: q.least,
+			Agent: string(s.Agent), Lane: s.Lane, Splits: !q.unsplittable, LeastAccuracy: q.least,
 			LoadShare: q.loadShare, Users: q.users, Values: q.values,
 		}
 		q.trace.noteSubmit(m.Submit[i])

@@ -60,6 +60,9 @@ type Attempt struct {
 	// Lanes is where the time of the last runs on the worker's lanes went. [Transport.Infer] sets it
 	// if the worker says so, as with Spent; else it is that of the query's own run.
 	Lanes [lateness.Components]time.Duration
+	// Unsent says that the worker knows nothing of the attempt, so that nobody tells the leader that
+	// its lane is free. [Transport.Infer] sets it with an error.
+	Unsent bool
 }
 
 // Remote is the [Transport] that reaches members by gRPC.

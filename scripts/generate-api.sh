@@ -23,4 +23,5 @@ PATH=$tools/bin:$PATH "$tools/venv/bin/python" -m grpc_tools.protoc -I api \
   --go_out=api --go_opt=paths=source_relative \
   --go-grpc_out=api --go-grpc_opt=paths=source_relative,require_unimplemented_servers=false \
   api/inference/inference.proto api/triton/model_config.proto \
-  api/control/control.proto api/control/pulse.proto api/provider/provider.proto
+  api/control/control.proto api/control/pulse.proto api/provider/provider.proto \
+  api/extproc/extproc.proto

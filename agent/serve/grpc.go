@@ -22,6 +22,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/extproc"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/secure"
@@ -107,6 +108,8 @@ func (s *Server) newGRPCServer() *grpc.Server {
 		// only agents call it, and profiles may exceed largestMessage
 		case control.Control_Link_FullMethodName:
 			return minLimit
+		case extproc.ExternalProcessor_Process_FullMethodName:
+			return largestPart
 		}
 		return largestMessage
 	}, arrivals{s})}
@@ -117,6 +120,10 @@ func (s *Server) newGRPCServer() *grpc.Server {
 	_ = orca.Register(to, orca.ServiceOptions{ServerMetricsProvider: s.loads})
 	return server
 }
+
+// largestPart bounds a message of a gateway that asks where a request should go, which has a part of
+// the request's body: Envoy sends at most what it buffers of a connection, by default 1 MiB.
+const largestPart = 2 << 20
 
 // both registers services with both of its registrars.
 type both [2]grpc.ServiceRegistrar
@@ -229,6 +236,7 @@ func (s *Server) register(to grpc.ServiceRegistrar) {
 	oip.RegisterServer(to, service{s})
 	control.RegisterControlServer(to, controlService{Server: s})
 	control.RegisterDashboardServer(to, s.config.Beats)
+	extproc.RegisterExternalProcessorServer(to, s.picker)
 }
 
 // isAttempt reports whether a query is a gateway's attempt, which this agent must run itself or

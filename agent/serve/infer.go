@@ -13,6 +13,7 @@ import (
 
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/outcome"
+	"github.com/muster-serve/muster/agent/picker"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/tracing"
@@ -31,7 +32,10 @@ func (s *Server) answerQuery(ctx context.Context, req *oip.Request, arrival time
 	s.config.Counts.Arrived(model, version)
 	req.Answer, req.LoadShare = answers, Callers{s.config.Guard}.LoadShare(ctx)
 	kept := s.beginCapture(ctx, req, arrival)
-	resp, err = s.config.Gateway.Infer(ctx, req, arrival)
+	resp, ran, err := s.runPicked(ctx, req, arrival, answers)
+	if !ran {
+		resp, err = s.config.Gateway.Infer(ctx, req, arrival)
+	}
 	s.finishCapture(kept, req, resp, err, target)
 	if err != nil {
 		err = s.whileStarting(err)
@@ -144,11 +148,11 @@ type transport struct{ client.Remote }
 
 // NewTransport returns what reaches the members, for this agent's gateway and its shadows.
 func NewTransport(ms *members.Members) client.Transport {
-	return transport{client.Remote{
+	return picker.Transport{Transport: transport{client.Remote{
 		Dial: func(m *control.Member) (grpc.ClientConnInterface, error) {
 			return ms.Dial(m.AgentName())
 		},
-	}}
+	}}}
 }
 
 // Infer implements [client.Transport]. It passes the trace context of the client's call on.

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/agent/outcome"
+	"github.com/muster-serve/muster/agent/picker"
 	"github.com/muster-serve/muster/api/control"
 	"github.com/muster-serve/muster/api/oip"
 )
@@ -110,6 +111,9 @@ func (c *Local) Invoke(ctx context.Context, method string, args, reply any,
 // InferAlone implements [client.Own]. Nothing is copied.
 func (c *Local) InferAlone(ctx context.Context, req *oip.Request, id control.Attempt,
 	arrival time.Time, canary int64) (*oip.Response, error) {
+	if picker.IsPick(ctx) {
+		return nil, picker.ErrAlone
+	}
 	return c.server.inferLocally(ctx, req, id, arrival, canary)
 }
 

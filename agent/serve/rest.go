@@ -22,6 +22,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/muster-serve/muster/agent/outcome"
+	"github.com/muster-serve/muster/agent/picker"
 	"github.com/muster-serve/muster/api/inference"
 	"github.com/muster-serve/muster/api/oip"
 	"github.com/muster-serve/muster/api/openapi"
@@ -366,14 +367,16 @@ func (r *rest) answerQuery(ctx context.Context, w http.ResponseWriter, req *http
 	return nil
 }
 
-// withTrace returns the request's context with its ids in headers as gRPC metadata, where the
-// tracing code looks for them.
+// withTrace returns the request's context with its ids in headers, and the ticket of a picker, as gRPC
+// metadata, where the code for all protocols looks for them.
 func withTrace(req *http.Request) context.Context {
 	headers := metadata.MD{}
 	for _, name := range tracing.Headers {
 		headers.Append(name, req.Header.Values(name)...)
 	}
-	headers.Append(requestIDHeader, req.Header.Values(requestIDHeader)...)
+	for _, name := range []string{requestIDHeader, picker.TicketHeader} {
+		headers.Append(name, req.Header.Values(name)...)
+	}
 	return metadata.NewIncomingContext(req.Context(), headers)
 }
 

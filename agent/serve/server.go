@@ -18,6 +18,7 @@ import (
 	"github.com/muster-serve/muster/agent/capture"
 	"github.com/muster-serve/muster/agent/members"
 	"github.com/muster-serve/muster/agent/modelstore"
+	"github.com/muster-serve/muster/agent/picker"
 	"github.com/muster-serve/muster/agent/shadow"
 	"github.com/muster-serve/muster/agent/worker"
 	"github.com/muster-serve/muster/api/control"
@@ -132,6 +133,9 @@ type Server struct {
 	alone             atomic.Bool  // the view has no other agent
 	loads             *loads
 
+	// picker answers gateways, and turnstile lets what they send here through.
+	picker    *picker.Picker
+	turnstile *picker.Turnstile
 	// dashboard answers the requests under /dashboard; nil: there is none.
 	dashboard     http.Handler
 	queries       queryConns
@@ -157,6 +161,7 @@ func New(config Config) *Server {
 	s.queries = queryConns{
 		server: s, stopped: make(chan struct{}), conns: map[*queryConn]struct{}{},
 	}
+	s.picker, s.turnstile = s.newPicker(), picker.NewTurnstile(config.Name, config.Guard)
 	s.grpc = s.newGRPCServer()
 	s.rest = s.newHTTPServer(config.Guard.HTTP(s.newREST()))
 	s.scraped = s.newHTTPServer(config.Guard.HTTP(s.newMetricsHandler()))

@@ -1141,6 +1141,7 @@ type Member struct {
 	// api/lateness.
 	Measures        bool   `protobuf:"varint,40,opt,name=measures,proto3" json:"measures,omitempty"`
 	CertificateName string `protobuf:"bytes,41,opt,name=certificate_name,json=certificateName,proto3" json:"certificate_name,omitempty"` // by which others know its requests; "" without a certificate
+	HttpAddress     string `protobuf:"bytes,60,opt,name=http_address,json=httpAddress,proto3" json:"http_address,omitempty"`             // of its REST, host:port, where others reach it; "": nobody knows
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1388,6 +1389,13 @@ func (x *Member) GetMeasures() bool {
 func (x *Member) GetCertificateName() string {
 	if x != nil {
 		return x.CertificateName
+	}
+	return ""
+}
+
+func (x *Member) GetHttpAddress() string {
+	if x != nil {
+		return x.HttpAddress
 	}
 	return ""
 }
@@ -8481,7 +8489,7 @@ const file_control_control_proto_rawDesc = "" +
 	"\ttolerance\x18\x06 \x01(\x01R\ttolerance\x12\x0e\n" +
 	"\x02by\x18\a \x01(\tR\x02by\x12*\n" +
 	"\x0emax_difference\x18\b \x01(\x01H\x00R\rmaxDifference\x88\x01\x01B\x11\n" +
-	"\x0f_max_difference\"\x94\b\n" +
+	"\x0f_max_difference\"\xb7\b\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
@@ -8516,7 +8524,8 @@ const file_control_control_proto_rawDesc = "" +
 	"\fdisplay_name\x18\x1e \x01(\tR\vdisplayName\x12\x19\n" +
 	"\bcpu_wait\x18\x1f \x01(\x01R\acpuWait\x12\x1a\n" +
 	"\bmeasures\x18( \x01(\bR\bmeasures\x12)\n" +
-	"\x10certificate_name\x18) \x01(\tR\x0fcertificateName\"n\n" +
+	"\x10certificate_name\x18) \x01(\tR\x0fcertificateName\x12!\n" +
+	"\fhttp_address\x18< \x01(\tR\vhttpAddress\"n\n" +
 	"\fModelProblem\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x16\n" +

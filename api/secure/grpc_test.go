@@ -402,7 +402,7 @@ func TestReloadWhileServing(t *testing.T) {
 		t.Fatal(err)
 	}
 	lookTwice(s)
-	p.write("access", "clients: {feed: {models: [], later: 1}}\nrequires: 3\n", 0o600)
+	p.write("access", "clients: {feed: {models: [], later: 1}}\nrequires: 99\n", 0o600)
 	lookTwice(s)
 	p.write("keys", "feed: third-feed-key-now\n", 0o644)
 	lookTwice(s)
@@ -410,7 +410,7 @@ func TestReloadWhileServing(t *testing.T) {
 		codes.OK, "wnd")
 	for _, want := range []string{
 		"cut off or damaged", "want a line of `name: key`", "no such file", "mode 0644, want 0600",
-		"access:2: requires format 3",
+		"access:2: requires format 99",
 	} {
 		if n := strings.Count(s.log.String(), want); n != 1 {
 			t.Errorf("log has %q %d times, want once:\n%s", want, n, s.log)

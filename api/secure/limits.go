@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/muster-serve/muster/api/control"
+	"github.com/muster-serve/muster/api/extproc"
 	"github.com/muster-serve/muster/api/inference"
 )
 
@@ -146,7 +147,8 @@ func (g *Guard) Count(ctx context.Context, method string) (context.Context, erro
 		return ctx, over.grpcStatus()
 	}
 	c, _ := ctx.Value(callerKey{}).(caller)
-	if c.agent || method == inference.GRPCInferenceService_ModelInfer_FullMethodName {
+	if c.agent || method == inference.GRPCInferenceService_ModelInfer_FullMethodName ||
+		method == extproc.ExternalProcessor_Process_FullMethodName { // of a query
 		if done != nil {
 			context.AfterFunc(ctx, done)
 		}

@@ -32,10 +32,14 @@ const (
 const secureCookie, plainCookie = "__Host-muster", "muster"
 
 // cookieSecrets are the secrets that sign cookies, the first one new ones.
-func (g *Guard) cookieSecrets() (all [][]byte) {
+func (g *Guard) cookieSecrets() [][]byte { return g.fleetSecrets("muster dashboard") }
+
+// fleetSecrets are the secrets that agents of the fleet share for a purpose, one for each gossip key,
+// the first one for what is new; without keys it is one that this process alone has.
+func (g *Guard) fleetSecrets(purpose string) (all [][]byte) {
 	if g.sessionKeys != nil {
 		for _, key := range g.sessionKeys() {
-			if secret, err := hkdf.Key(sha256.New, key, nil, "muster dashboard",
+			if secret, err := hkdf.Key(sha256.New, key, nil, purpose,
 				sha256.Size); err == nil { // it is of an allowed length
 				all = append(all, secret)
 			}

@@ -833,6 +833,20 @@ func (s *State) Attempted(q *Query, attempt uint32, o Outcome, err error, now ti
 	s.scheduleLeaderless(q)
 }
 
+// Unsent gives back the lane of an attempt of which its worker knows nothing. The query, or the
+// attempt, is ended by another call.
+func (s *State) Unsent(q *Query, attempt uint32) {
+	for _, t := range []*Target{&q.at, &q.earlier} {
+		switch {
+		case t.Attempt != attempt || !q.underWay():
+		case t.Reservation != 0:
+			s.release(*t)
+		default:
+			s.returnUnusedLane(q, t)
+		}
+	}
+}
+
 // End decides the outcome of q: err, or nil if q's caller has the answer. If an attempt of q is
 // under way, the caller cancels it itself, and so for two.
 func (s *State) End(q *Query, err error) {

@@ -126,6 +126,9 @@ cp certs/* .
 		"kubectl proxy": "it needs a cluster",
 	}},
 	"metrics.md": {before: anAgent},
+	"picker.md": {left: map[string]string{
+		"envoy -c": "it needs Envoy; `make picker` runs it",
+	}},
 	"model-repository.md": {
 		before:  "cp $MADE/ranker.onnx exported.onnx\n",
 		changed: []string{"generate wnd", "generate wnd --scale small"},
