@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 )
 
 // SetRented makes p show what the leader rents, or would: the plan of a fleet that rents is that of
@@ -15,6 +16,7 @@ func (p *Plan) SetRented(s *FleetState) {
 	}
 	proposal := s.GetProposal()
 	p.Change, p.Gain, p.Proposed, p.Changes, p.Approve, p.Waits = false, 0, nil, nil, 0, ""
+	p.AgeNs = 0 // the leader looks at these every few seconds
 	switch {
 	case proposal != nil:
 		p.State, p.Change, p.Reason = "proposed", true, "for "+proposal.GetWhy()
@@ -50,6 +52,10 @@ func (p *Plan) Lines() []string {
 		return []string{p.GetReason()}
 	}
 	name := "plan"
+	// What it says of the last minute was so when it was made.
+	if age := Duration(p.GetAgeNs()); age >= 10*time.Second {
+		name = fmt.Sprintf("plan of %v ago", age.Truncate(time.Second))
+	}
 	if p.GetApprove() > 0 {
 		name = fmt.Sprintf("plan %d", p.GetApprove())
 	}

@@ -66,8 +66,8 @@ var texts = map[Cause]text{
 	Client: {
 		nobody:   "arrived late: clients stood still, or were slow to send",
 		evidence: "%s had passed at the client before the query was sent, or while its answer waited",
-		remedy: "look at the clients: CPU, garbage collection, too few connections; the fleet was on " +
-			"time",
+		remedy: "look at the clients: CPU, garbage collection, too few connections; without " +
+			"that they were in time",
 	},
 	Limit: {
 		nobody: "refused by a client's limit",

@@ -52,17 +52,9 @@ echo "{\"inputs\": [$ids]}" > input.json
 	},
 	"dashboard.md": {
 		before: anAgent,
-		// The stream never ends, and the second command asks another agent: one with TLS and keys.
+		// The stream never ends.
 		changed: []string{
-			"curl -sN http", "timeout 3 curl -sN http", "/api/stream\n", `/api/stream | grep -m 1 data
-muster certs init
-muster certs issue agent node1
-KEY=$(openssl rand -hex 32)
-(umask 077; echo "admin: $KEY" > keys)
-muster agent --executor emulated --profile shipped --instance-type r5n.large --api-keys keys \
-  --tls-cert certs/node1.crt --tls-key certs/node1.key --tls-ca certs/ca.crt
-export CURL_CA_BUNDLE=certs/ca.crt
-`,
+			"curl -sN http", "timeout 3 curl -sN http", "/api/stream\n", "/api/stream | grep -m 1 data\n",
 		},
 	},
 	"distribution.md": {before: "muster models generate rm2 --scale small\n"},

@@ -40,16 +40,16 @@ func TestFleet(t *testing.T) {
 			s.View.Leadership = &control.Leadership{}
 		},
 		"load: 200.0 queries/s": func(s *control.FleetStatus) { s.Rate = 200 },
-		"versions: 2 versions of Muster: 0.1.0: a; 0.2.0: b": func(s *control.FleetStatus) {
+		"versions: 2 versions of Muster: 0.1.0: vm-a; 0.2.0: vm-b": func(s *control.FleetStatus) {
 			s.View.Members[1].Software = "0.2.0"
 		},
-		"certificate: that of b is named node1": func(s *control.FleetStatus) {
+		"certificate: that of vm-b is named node1": func(s *control.FleetStatus) {
 			s.View.Members[1].CertificateName = "node1"
 		},
 		"names: vm-a is the name of a, b": func(s *control.FleetStatus) {
 			s.View.Members[1].DisplayName = "vm-a"
 		},
-		"price: b, a r5n.large, has none": func(s *control.FleetStatus) {
+		"price: vm-b, a r5n.large, has none": func(s *control.FleetStatus) {
 			s.View.Members[1].PriceUsdPerHour = 0
 		},
 		"model: ncf/1 has different files at a | b": func(s *control.FleetStatus) {
@@ -58,7 +58,7 @@ func TestFleet(t *testing.T) {
 		"model: ncf/1 has different settings in model.yaml": func(s *control.FleetStatus) {
 			s.View.Members[1].Models[0].QosTargetNs = 6e6
 		},
-		"model: b does not serve ncf/2: no": func(s *control.FleetStatus) {
+		"model: vm-b does not serve ncf/2: no": func(s *control.FleetStatus) {
 			s.View.Members[1].Problems = []*control.ModelProblem{{
 				Model: "ncf", Version: 2, Reason: "no",
 			}}
@@ -66,7 +66,7 @@ func TestFleet(t *testing.T) {
 		"profile: ncf/1 has none for": func(s *control.FleetStatus) {
 			s.View.Profiles[0].Type = "other"
 		},
-		"agent: b does not end": func(s *control.FleetStatus) {
+		"agent: vm-b does not end": func(s *control.FleetStatus) {
 			s.Agents = []*control.AgentStatus{{Name: "b", Overdue: true}}
 		},
 	} {

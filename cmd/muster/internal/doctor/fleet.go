@@ -30,7 +30,8 @@ func checkLeader(f *findings, s *control.FleetStatus) {
 				"written", "none; gateways choose workers alone")
 		return
 	}
-	f.add("leader", OK, "", "%s, epoch %d", l.GetLeader(), l.GetEpoch())
+	f.add("leader", OK, "", "%s, epoch %d",
+		s.GetView().ShownNames().Agent(l.GetLeader()), l.GetEpoch())
 	if limit := s.GetFluidLimit(); limit > 0 && s.GetRate() > limit {
 		f.add("load", Warning, "add agents (muster plan live says which), or send less",
 			"%.1f queries/s, above the limit of %.1f", s.GetRate(), limit)
@@ -38,37 +39,38 @@ func checkLeader(f *findings, s *control.FleetStatus) {
 }
 
 func checkAgents(f *findings, s *control.FleetStatus) {
-	members := s.GetView().GetMembers()
+	members, shown := s.GetView().GetMembers(), s.GetView().ShownNames()
 	overdue := map[string]bool{}
 	for _, a := range s.GetAgents() {
 		overdue[a.GetName()] = a.GetOverdue()
 	}
 	versions, displays := map[string][]string{}, map[string][]string{}
 	for _, m := range members {
-		versions[m.GetSoftware()] = append(versions[m.GetSoftware()], m.GetName())
+		agent := shown.Agent(m.GetName())
+		versions[m.GetSoftware()] = append(versions[m.GetSoftware()], agent)
 		if d := m.GetDisplayName(); d != "" {
 			displays[d] = append(displays[d], m.GetName())
 		}
 		if name := m.GetCertificateName(); name != "" {
-			f.add("certificate", OK, "", "that of %s is named %s", m.GetName(), name)
+			f.add("certificate", OK, "", "that of %s is named %s", agent, name)
 		}
 		switch {
 		case overdue[m.GetName()]:
 			f.add("agent", Warning, "look at that machine: muster doctor there says more",
-				"%s does not end its runs in time", m.GetName())
+				"%s does not end its runs in time", agent)
 		case m.GetDraining():
-			f.add("agent", Warning, "", "%s drains", m.GetName())
+			f.add("agent", Warning, "", "%s drains", agent)
 		case len(m.GetModels()) == 0:
 			f.add("agent", Warning, "muster models list says why", "%s serves no model",
-				m.GetName())
+				agent)
 		}
 		if m.GetPriceUsdPerHour() == 0 {
 			f.add("price", Warning, "give --price there, or list the type in --catalogue FILE: "+
-				"plans need prices", "%s, a %s, has none", m.GetName(), m.GetInstanceType())
+				"plans need prices", "%s, a %s, has none", agent, shown.Type(m.GetInstanceType()))
 		}
 		if g := m.GetGpu(); g.GetXid() > 0 || g.GetUncorrected() > 0 || len(g.GetSlowed()) > 0 {
 			f.add("gpu", Warning, "docs/gpu.md says what each trouble means",
-				"%s: Xid %d, %d uncorrected errors, slowed %v", m.GetName(), g.GetXid(),
+				"%s: Xid %d, %d uncorrected errors, slowed %v", agent, g.GetXid(),
 				g.GetUncorrected(), g.GetSlowed())
 		}
 		for _, p := range m.GetProblems() {
@@ -77,7 +79,7 @@ func checkAgents(f *findings, s *control.FleetStatus) {
 				level, serves = Warning, "serves what it loaded before"
 			}
 			f.add("model", level, "correct the files there; the agent loads them again by itself",
-				"%s %s %s: %s", m.GetName(), serves, versionName(p.GetModel(), p.GetVersion()),
+				"%s %s %s: %s", agent, serves, versionName(p.GetModel(), p.GetVersion()),
 				p.GetReason())
 		}
 	}
