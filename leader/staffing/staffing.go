@@ -11,7 +11,9 @@ const Headroom = 1.15
 
 // Tolerance is the part of the headroom that a fleet may lack until another is rented, so that chance
 // does not change it. So PlacingHeadroom, of what machines hold, is the rest: what is loaded within
-// seconds needs less, and the machines that there are have room for it. Chosen.
+// seconds needs less, and the machines that there are have room for it. With .1 a simulated day has
+// 26 changes in place of 24 and costs .4 % more; 1 changes nothing there, since chance in the count of
+// a minute is less.
 const (
 	Tolerance       = 0.5
 	PlacingHeadroom = 1 + (1-Tolerance)*(Headroom-1)
