@@ -88,6 +88,9 @@ func (v *Version) Batches() string {
 	if v.Config.RowsIndependent && v.Roles != nil && !v.Roles.CanMerge() {
 		return text + ", split"
 	}
+	if v.Config.InferredIndependence {
+		return text + ", split and merged: the graph proves that rows are independent"
+	}
 	if v.Config.RowsIndependent {
 		return text + ", split and merged"
 	}

@@ -115,7 +115,10 @@ type Config struct {
 	StatesBatchSize  bool
 	// RowsIndependent is whether each row of the outputs depends only on the same row of the
 	// inputs. A large batch may then run in pieces. Default false.
-	RowsIndependent bool
+	// Where the settings say nothing, it is whether the graph proves it. StatesIndependence is whether
+	// they say something, and InferredIndependence whether the graph does.
+	RowsIndependent                          bool
+	StatesIndependence, InferredIndependence bool
 	// KeepWhole is whether a query must run on one lane (`split: false`). Default false: see
 	// Splits.
 	KeepWhole bool

@@ -212,11 +212,14 @@ func (p *parser) runKeys(c *Config, g *givenValues) []document.Key {
 	return []document.Key{
 		{
 			Name: "rows_independent", Type: trueOrFalse,
-			Default: fmt.Sprint(defaults.RowsIndependent),
+			Default: "whether the graph proves it",
 			Meaning: "whether each row of the outputs depends on the same row of the inputs alone. " +
 				"Then a large batch may run in pieces, so that it can be cancelled sooner, and " +
 				"queries may be split and merged.",
-			Read: func(key string, v *yaml.Node) { p.readBoolean(key, v, &c.RowsIndependent) },
+			Read: func(key string, v *yaml.Node) {
+				c.StatesIndependence = true
+				p.readBoolean(key, v, &c.RowsIndependent)
+			},
 		},
 		{
 			Name: "split", Type: trueOrFalse, Default: "`rows_independent`",

@@ -286,6 +286,7 @@ func readVersion(dir, model string, number int64, c Config) (*Version, error) {
 	}
 	v.keepWhole()
 	v.noteMixing(s)
+	v.inferIndependence(s)
 	return v, nil
 }
 
@@ -302,6 +303,38 @@ func (v *Version) noteMixing(s *onnx.Signature) {
 				"rows depend on one another, so that answers change with what is split and merged: %s",
 				i.Reason))
 	}
+}
+
+// inferIndependence makes the rows of a version independent, of which its settings say nothing, if the
+// graph proves that they are, and if all that a query has is rows or its user's.
+func (v *Version) inferIndependence(s *onnx.Signature) {
+	if v.Config.StatesIndependence || v.Config.Triton != nil || v.Config.RowsIndependent || v.Batchless {
+		return
+	}
+	if v.Roles != nil && !v.Roles.CanSplit() ||
+		slices.ContainsFunc(slices.Concat(v.Inputs, v.Outputs), func(p TensorSpec) bool {
+			return p.Optional || v.Roles == nil && !p.HasRows()
+		}) {
+		return
+	}
+	if !s.Flow(v.FlowRoles()).Independence().IsProven() {
+		return
+	}
+	v.Config.RowsIndependent, v.Config.InferredIndependence = true, true
+	if v.Roles != nil && !v.Roles.CanMerge() {
+		v.Config.Merge = names.MergeNone
+	}
+}
+
+// IndependentBy says what tells that rows are independent: settings or graph; "" if nothing does.
+func (v *Version) IndependentBy() string {
+	switch {
+	case v.Config.InferredIndependence:
+		return "graph"
+	case v.Config.RowsIndependent:
+		return "settings"
+	}
+	return ""
 }
 
 // checkInputs returns an error for each input whose shape nobody says, and for what is more than a

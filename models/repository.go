@@ -959,6 +959,10 @@ func (r *Repository[M]) run(ctx context.Context, name string, number int64) (*Lo
 		if whose := described.DescribeRoles(); whose != "" {
 			r.options.Logger.Info(whose, "model", name, "version", number)
 		}
+		if described.Config.InferredIndependence {
+			r.options.Logger.Info("queries are split and merged: the graph proves that rows are "+
+				"independent", "model", name, "version", number)
+		}
 		for _, note := range described.Config.Notes {
 			r.options.Logger.Warn(note, "model", name, "version", number)
 		}

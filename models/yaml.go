@@ -441,7 +441,7 @@ func (c Config) YAML() ([]byte, error) {
 		QoSPercentile    float64           `yaml:"qos_percentile,omitempty"`
 		Deadline         milliseconds      `yaml:"deadline_ms,omitempty"`
 		LargestBatchSize int               `yaml:"largest_batch_size,omitempty"`
-		RowsIndependent  bool              `yaml:"rows_independent,omitempty"`
+		RowsIndependent  *bool             `yaml:"rows_independent,omitempty"`
 		Split            *bool             `yaml:"split,omitempty"`
 		Merge            names.MergePolicy `yaml:"merge,omitempty"`
 		TF32             bool              `yaml:"tf32,omitempty"`
@@ -467,7 +467,6 @@ func (c Config) YAML() ([]byte, error) {
 		QoSPercentile:    c.QoSPercentile,
 		Deadline:         milliseconds(c.Deadline),
 		LargestBatchSize: c.LargestBatchSize,
-		RowsIndependent:  c.RowsIndependent,
 		Merge:            c.Merge,
 		TF32:             c.TF32,
 		Late:             c.Late,
@@ -494,6 +493,9 @@ func (c Config) YAML() ([]byte, error) {
 		document.Versions = v.Specific
 	case v.Latest > 0:
 		document.Versions = map[string]int{"latest": v.Latest}
+	}
+	if c.RowsIndependent && !c.InferredIndependence || c.StatesIndependence {
+		document.RowsIndependent = &c.RowsIndependent
 	}
 	if c.KeepWhole {
 		document.Split = new(bool)

@@ -90,7 +90,7 @@ func graphSizes(largest int) (sizes []int) {
 
 // whyNoGraphs returns why queries of a version cannot run as graphs; "" if they can.
 func (s *session) whyNoGraphs(v *models.Version) string {
-	if !v.Config.RowsIndependent || v.Batchless {
+	if !v.Config.RowsIndependent || v.Config.InferredIndependence || v.Batchless {
 		return "its configuration does not say rows_independent"
 	}
 	for _, in := range v.Inputs {

@@ -60,6 +60,7 @@ func TestFailedAllocation(t *testing.T) {
 		return
 	}
 	v := wide(t)
+	v.Config.RowsIndependent = false // or it runs in pieces that fit
 	first, second := load(t, runtimetest.Open(t), v), load(t, runtimetest.Open(t), v)
 	query := func(m runtime.Model, batch int) error {
 		x := make([]float32, batch)

@@ -103,7 +103,7 @@ func (c *fileSums) versionChecksum(ctx context.Context, v *models.Version,
 	rest time.Duration) (string,
 	error) {
 	hash := sha256.New()
-	if v.Config.RowsIndependent {
+	if v.Config.RowsIndependent && !v.Config.InferredIndependence { // as older agents have it
 		fmt.Fprintln(hash, "rows_independent")
 	}
 	if v.Config.TF32 {

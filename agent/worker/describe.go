@@ -192,6 +192,7 @@ func (w *Worker) Metadata(v *models.Version) *inference.ModelMetadataResponse {
 		Labels:           labelsOf(v.Outputs),
 		Optional:         optionalOf(v.Inputs),
 		Batchless:        v.Batchless,
+		RowsIndependent:  v.IndependentBy(),
 		Roles:            v.Roles,
 	}
 	if a := v.Config.Accuracy; a > 0 {

@@ -33,6 +33,9 @@ type Properties struct {
 	// Batchless is whether the tensors have no batch dimension, so that a query counts as one item:
 	// batchless, "true" or left out.
 	Batchless bool
+	// RowsIndependent is what says that rows are independent, so that queries may be split and merged:
+	// rows_independent, "settings" or "graph"; "": nothing does.
+	RowsIndependent string
 	// Roles are those of a ranker's inputs and outputs: roles, as [roles.Parse] reads it; nil: the model
 	// has none.
 	Roles *roles.Roles
@@ -44,6 +47,7 @@ const (
 	scorePrefix    = "score."
 	labelsPrefix   = "labels."
 	batchless      = "batchless"
+	independent    = "rows_independent"
 	optional       = "optional"
 )
 
@@ -64,6 +68,9 @@ func (p Properties) Map() map[string]string {
 	number("largest_batch_size", float64(p.LargestBatchSize))
 	if p.Batchless {
 		m[batchless] = "true"
+	}
+	if p.RowsIndependent != "" {
+		m[independent] = p.RowsIndependent
 	}
 	if p.Roles != nil {
 		m[RolesProperty] = p.Roles.String()
@@ -143,7 +150,7 @@ func ParseProperties(m map[string]string) (Properties, error) {
 			(*byModel)[model] = x
 		}
 	}
-	p.Batchless = m[batchless] == "true"
+	p.Batchless, p.RowsIndependent = m[batchless] == "true", m[independent]
 	if text := m[RolesProperty]; text != "" {
 		var err error
 		if p.Roles, err = roles.Parse(text); err != nil {

@@ -225,6 +225,7 @@ func listDirectory(dir string, long bool) ([]listedModel, error) {
 			m.Family, m.Accuracy, m.Reason = p.Family, p.Accuracy, p.Reason
 			if long {
 				m.Inputs, m.Outputs = listSpecs(v.Inputs), listSpecs(v.Outputs)
+				m.RowsIndependent = v.IndependentBy()
 			}
 		}
 		list = append(list, m)

@@ -28,6 +28,8 @@ type listedTensor struct {
 type listedTensors struct {
 	Inputs  []listedTensor `json:"inputs,omitempty"`
 	Outputs []listedTensor `json:"outputs,omitempty"`
+	// RowsIndependent is what says that rows are independent: settings or graph; "": nothing.
+	RowsIndependent string `json:"rows_independent,omitempty"`
 }
 
 // describeListed adds the inputs and outputs of each model that an agent serves.
@@ -49,6 +51,7 @@ func describeListed(ctx context.Context, c *client.Client, list []listedModel) e
 		if known == nil {
 			known = &roles.Roles{}
 		}
+		m.RowsIndependent = properties.RowsIndependent
 		m.Inputs = listTensors(meta.GetInputs(), known.Inputs)
 		m.Outputs = listTensors(meta.GetOutputs(), known.Outputs)
 	}
@@ -89,6 +92,10 @@ func (m *listedModel) formatTensors() string {
 			}
 			fmt.Fprintf(&lines, "  %s\n", terminal.Plain(text))
 		}
+	}
+	if m.RowsIndependent != "" {
+		fmt.Fprintf(&lines, "  rows are independent by the %s\n",
+			terminal.Plain(m.RowsIndependent))
 	}
 	return lines.String()
 }
