@@ -467,6 +467,7 @@ func (c Config) YAML() ([]byte, error) {
 		QoSPercentile:    c.QoSPercentile,
 		Deadline:         milliseconds(c.Deadline),
 		LargestBatchSize: c.LargestBatchSize,
+		RowsIndependent:  c.statedIndependence(),
 		Merge:            c.Merge,
 		TF32:             c.TF32,
 		Late:             c.Late,
@@ -494,9 +495,6 @@ func (c Config) YAML() ([]byte, error) {
 	case v.Latest > 0:
 		document.Versions = map[string]int{"latest": v.Latest}
 	}
-	if c.RowsIndependent && !c.InferredIndependence || c.StatesIndependence {
-		document.RowsIndependent = &c.RowsIndependent
-	}
 	if c.KeepWhole {
 		document.Split = new(bool)
 	}
@@ -514,6 +512,14 @@ func (c Config) YAML() ([]byte, error) {
 		document.Tables = append(document.Tables, table(t))
 	}
 	return yaml.Marshal(document)
+}
+
+// statedIndependence returns what the settings say of rows_independent; nil: nothing.
+func (c *Config) statedIndependence() *bool {
+	if c.RowsIndependent && !c.InferredIndependence || c.StatesIndependence {
+		return &c.RowsIndependent
+	}
+	return nil
 }
 
 // yamlSentOnce returns the value of sent_once; nil: it is left out.
