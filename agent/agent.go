@@ -595,22 +595,7 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	if a.stored != nil {
 		group.Go(func() error { a.runStore(failed); return nil })
 	}
-	group.Go(func() error {
-		select {
-		case <-a.worker.Settled():
-			a.server.Settle()
-			a.members.SelfChanged() // it is ready
-			if a.onReady != nil {
-				a.onReady(a.addresses, a.worker.Repository().Index())
-			}
-			if !a.host.Draining() {
-				a.log.Info("ready", "may_lead", a.electionRole() != election.Never, eventKey,
-					"ready")
-			}
-		case <-failed.Done():
-		}
-		return nil
-	})
+	group.Go(func() error { a.settle(failed); return nil })
 
 	<-failed.Done()
 	a.drainAll(ctx, context.Cause(failed))
@@ -630,6 +615,27 @@ func (a *Agent) serveUntil(ctx context.Context, l *listeners) error {
 	case <-time.After(stopTimeout):
 		return fmt.Errorf("stopped while a query or a model load had not ended %v after the drain",
 			stopTimeout)
+	}
+}
+
+// settle makes the agent ready once its first models have loaded or failed, and it knows which models
+// the agents that it joins have: whoever balances over agents sends queries of any of these to one that
+// is ready.
+func (a *Agent) settle(ctx context.Context) {
+	for _, done := range []<-chan struct{}{a.worker.Settled(), a.members.Joined()} {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return
+		}
+	}
+	a.server.Settle()
+	a.members.SelfChanged() // it is ready
+	if a.onReady != nil {
+		a.onReady(a.addresses, a.worker.Repository().Index())
+	}
+	if !a.host.Draining() {
+		a.log.Info("ready", "may_lead", a.electionRole() != election.Never, eventKey, "ready")
 	}
 }
 

@@ -349,8 +349,9 @@ func TestLateSeeds(t *testing.T) {
 		for _, g := range c.agents {
 			<-g.Ready() // tried in vain
 		}
-		if waited := time.Since(start); waited > time.Second {
-			t.Errorf("ready after %v, want at once: there is nobody to wait for", waited)
+		// A name that is not known at first may be that of all others.
+		if waited := time.Since(start); waited < 2*time.Second || waited > 5*time.Second {
+			t.Errorf("ready after %v, want after four looks", waited)
 		}
 		time.Sleep(time.Minute)
 		for i, logs := range c.logs {

@@ -33,6 +33,10 @@ const (
 	resumeTries = 3
 
 	resolveTimeout = 5 * time.Second
+	// resolveRounds is how often this agent looks for seeds without an address before it goes on
+	// without them. Chosen: 3.5 s where a server of names knows none of them, such as those of a
+	// Kubernetes Service whose first pod this is, and half a minute where none answers.
+	resolveRounds = 4
 )
 
 // joinAgain joins the seeds and lost members, again and again, until ctx ends.
@@ -41,9 +45,13 @@ func (g *Gossip) joinAgain(ctx context.Context) {
 	defer ready()
 	retry := firstRetry
 	again := false // this agent may have missed members
-	for {
-		g.joinAll(ctx, g.joinTargets(ctx, again), ready)
-		ready()
+	for round := 1; ; round++ {
+		targets, resolved := g.joinTargets(ctx, again)
+		g.joinAll(ctx, targets, ready)
+		// A name that does not resolve yet may be that of all others.
+		if resolved || round >= resolveRounds {
+			ready()
+		}
 		wait := rejoinInterval
 		if g.count.Load() > 1 {
 			retry = firstRetry
@@ -92,9 +100,9 @@ type target struct {
 
 // joinTargets returns the addresses to join: seeds and failed members that are not members now,
 // vouched agents and, if missed is set, some members as well. It logs seeds that cannot be
-// resolved.
-func (g *Gossip) joinTargets(ctx context.Context, missed bool) []target {
-	var targets []target
+// resolved; resolved reports that there are none.
+func (g *Gossip) joinTargets(ctx context.Context, missed bool) (targets []target, resolved bool) {
+	resolved = true
 	for _, seed := range g.config.Seeds {
 		host, port, err := splitHostPort(seed, DefaultPort)
 		var addrs []netip.Addr
@@ -102,9 +110,10 @@ func (g *Gossip) joinTargets(ctx context.Context, missed bool) []target {
 			addrs, err = lookup(ctx, g.config, host)
 		}
 		if ctx.Err() != nil {
-			return nil
+			return nil, true
 		}
 		if err != nil {
+			resolved = false
 			// The error about an unreachable resolver contains the local port, which differs each
 			// time.
 			g.faults.logAs("no address "+seed+withoutNumbers(err.Error()), slog.LevelWarn,
@@ -146,7 +155,7 @@ func (g *Gossip) joinTargets(ctx context.Context, missed bool) []target {
 			}
 		}
 	}
-	return targets
+	return targets, resolved
 }
 
 // Unseen returns the seeds at whose addresses there is neither a member now nor this agent. It

@@ -183,9 +183,11 @@ func Start(t testing.TB, config agent.Config, executor runtime.Executor,
 	changes ...func(agent.Inside)) *Agent {
 	t.Helper()
 	a := newTestAgent(t, config, executor, changes...)
-	select {
-	case <-a.Worker().Settled():
-	case <-t.Context().Done():
+	for _, done := range []<-chan struct{}{a.Worker().Settled(), a.Members().Joined()} {
+		select {
+		case <-done:
+		case <-t.Context().Done():
+		}
 	}
 	for !a.Server().Ready() { // settled, and about to say so
 		goruntime.Gosched()

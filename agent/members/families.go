@@ -41,6 +41,11 @@ func (ms *Members) joinWhenKnown(ready bool) {
 	}
 }
 
+// Joined returns a channel that is closed once gossip has tried to join and the members that it found
+// have described themselves, or have not for joinPatience. Before that this agent does not know which
+// models the fleet has.
+func (ms *Members) Joined() <-chan struct{} { return ms.hasJoined }
+
 // markJoined counts this agent as joined, after all members that have described themselves.
 func (ms *Members) markJoined() {
 	ms.mu.Lock()
@@ -48,6 +53,7 @@ func (ms *Members) markJoined() {
 	if ms.joined != 0 {
 		return
 	}
+	defer close(ms.hasJoined)
 	ms.joined = 1
 	for _, o := range ms.others {
 		// A larger number than any fleet can reach is a lie, and would leave none for later agents.

@@ -110,12 +110,14 @@ type Members struct {
 	membersChanged, viewChanged Broadcast
 	running                     sync.WaitGroup
 
-	mu      sync.Mutex
-	own     *control.Member
-	joined  uint64            // control.Member's field of this name
-	apart   map[string]string // by model, why it is not served as its model.yaml says
-	ownLoad control.HeardLoad // LaneLoad is nil before the first
-	others  map[names.AgentName]*other
+	mu     sync.Mutex
+	own    *control.Member
+	joined uint64 // control.Member's field of this name
+	// hasJoined is closed once joined is not 0.
+	hasJoined chan struct{}
+	apart     map[string]string // by model, why it is not served as its model.yaml says
+	ownLoad   control.HeardLoad // LaneLoad is nil before the first
+	others    map[names.AgentName]*other
 	// strangers holds the agents that have not described themselves. unasked queues those whose
 	// Describe call is due; asking is how many goroutines make the calls.
 	strangers map[names.AgentName]*other
@@ -165,7 +167,7 @@ type other struct {
 // others; Close must be called at the end.
 func New(config Config) *Members {
 	ms := &Members{
-		config: config, selfChanged: wakeup.New(),
+		config: config, selfChanged: wakeup.New(), hasJoined: make(chan struct{}),
 		others: map[names.AgentName]*other{}, strangers: map[names.AgentName]*other{},
 		failures: rate.NewLimiter(failuresPerSecond, describers),
 		profiles: map[names.TableKey]*control.Profile{}, secret: make([]byte, sha256.Size),
