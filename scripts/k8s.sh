@@ -74,10 +74,8 @@ test_nodes() {
   done
   local debian=${root%/*} name
   mkdir -p build/k8s-bin
-  for name in iptables ip6tables; do
-    for name in "$name" "$name-save" "$name-restore"; do
-      ln -sf "$debian/iptables/usr/sbin/xtables-nft-multi" "build/k8s-bin/$name"
-    done
+  for name in ip{,6}tables{,-save,-restore}; do
+    ln -sf "$debian/iptables/usr/sbin/xtables-nft-multi" "build/k8s-bin/$name"
   done
   local libraries
   libraries=$(find "$debian"/lib*/usr/lib -maxdepth 1 -mindepth 1 -type d -name '*-linux-gnu' | paste -sd:)
