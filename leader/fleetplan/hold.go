@@ -38,8 +38,8 @@ func isBounded(pools []pool) bool {
 const (
 	// fewPools is up to how many pools counts of each are searched from nothing. The placement program
 	// has a class for each bin, where this search has columns: with 2 types, 2 variants and 100 bins it
-	// takes 30 times as long for the same fleet. Of 360 random problems with up to so many pools none
-	// was worse; of those with up to 64, one in 20 was.
+	// takes 30 times as long for the same fleet. Of 120 random capacities with up to so many pools none
+	// was worse.
 	fewPools = 24
 	// manyPools is from how many pools on no search looks at the machines of each: its linear programs
 	// have a row for each. With half or four times as many the benchmark's fleet is the same.

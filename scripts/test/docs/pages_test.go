@@ -207,4 +207,8 @@ export GOPROXY=off GOFLAGS=-mod=mod
 	},
 	"troubleshooting.md": {before: anAgent},
 	"why.md":             {before: anAgent},
+	"tenants.md": {left: map[string]string{
+		"muster agent --capture": "it needs a bucket; TestCapture of cmd/muster runs such an agent",
+		"muster capture /var":    "TestCapture of cmd/muster gathers, sends and simulates",
+	}},
 }
