@@ -51,12 +51,12 @@ import (
 // An Agent is one node of a fleet. New makes it; Run opens its sockets, serves, drains and stops.
 // Addresses, Name, Trace and Run are for the caller that made it.
 //
-// While Run runs, the agent has these goroutines: those of its servers, with one or more for
-// each connection and call; those of the model repository, of gossip, of members.Members and of
-// lead.Leader; those of the slow log and of captures; and one each that waits for the first models, updates the gateway's view of the
-// fleet, finds out the instance type, watches the card and the limits of the process, gathers the
-// dashboard's beats, and forgets what belongs to removed versions and agents. All have ended when
-// Run returns.
+// While Run runs, the agent has these goroutines: those of its servers, with one or more for each
+// connection and call; those of the model repository, of gossip, of members.Members and of
+// lead.Leader; those of the slow log and of captures; and one each that waits for the first models,
+// updates the gateway's view of the fleet, finds out the instance type, watches the card and the
+// limits of the process, gathers the dashboard's beats, and forgets what belongs to removed
+// versions and agents. All have ended when Run returns.
 type Agent struct {
 	config  Config
 	log     *slog.Logger // its handler also records events for [serve.Events]

@@ -59,7 +59,8 @@ func TestParseConfig(t *testing.T) {
 		"every key": {everyKey, Config{
 			QoSTarget: 25 * time.Millisecond, QoSPercentile: 99.9, Deadline: time.Second,
 			LargestBatchSize: 512,
-			RowsIndependent:  true, StatesIndependence: true, KeepWhole: true, Merge: "nexus", TF32: true, Late: LateReject,
+			RowsIndependent:  true, StatesIndependence: true, KeepWhole: true, Merge: "nexus", TF32: true,
+			Late:     LateReject,
 			WarmUp:   []int{1, 8, 512},
 			Versions: VersionPolicy{Latest: 2},
 			Family:   "ctr", Accuracy: 0.93, Score: .8378, Metric: AUC,

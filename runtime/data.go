@@ -248,8 +248,8 @@ func populatePages(ctx context.Context, all []mappedFile) error {
 
 // detachFiles replaces mapped files by private memory with the same contents. Later writes to the
 // files then have no effect, and truncating one does not kill the process. The kernel copies the
-// contents, so that a file that is already too short gives an error and no SIGBUS. While nobody is disturbed, two threads copy: the caller's, which may be of a low
-// priority, and another one.
+// contents, so that a file that is already too short gives an error and no SIGBUS. While nobody is
+// disturbed, two threads copy: the caller's, which may be of a low priority, and another one.
 func detachFiles(ctx context.Context, all []mappedFile) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()

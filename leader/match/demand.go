@@ -13,8 +13,8 @@ import (
 // that floods the lanes takes no more from the others than one that just fills them. Below the
 // limit all shares are 1, and nothing depends on them.
 
-// A shardDemand is what a family's queries of one flow have asked of a shard and lost there in the last time. The counts
-// decay over Matcher.spareOver; at time since they were right.
+// A shardDemand is what a family's queries of one flow have asked of a shard and lost there in the
+// last time. The counts decay over Matcher.spareOver; at time since they were right.
 type shardDemand struct {
 	family *family
 	flowKey

@@ -25,21 +25,19 @@ const (
 	// TimePassed says only that time has passed; the caller steps with it when
 	// the matcher asked to be stepped and nothing else happened.
 	TimePassed EventKind = iota
-	// Submitted: Query, Model, LeastAccuracy, BatchSize, Rows, Once, Waited, TimeLeft, Attempt,
-	// Splits, Band, Tenant, Weight. Model is a model or a family. Attempt is the number of the query's last assignment, 0 if there was
-	// none. A second submit of a query that the matcher knows is ignored, unless its gateway has
-	// made attempts that the matcher does not know; then the query waits anew.
-	//
-	// Splits says that the gateway can split queries and join their parts' answers. Its queries
-	// then have numbers that are multiples of 4; the other numbers are those of parts. A query that
-	// is submitted with attempts while the matcher knows parts of it replaces them, because the
-	// gateway has sent the whole query itself; without attempts it is ignored.
-	//
-	// If Lane is not 0, the gateway has already sent the query to that lane as the given attempt,
-	// by its own choice or by that of another leader. The matcher then reserves the lane. If the
-	// query is cancelled, the reservation is dropped too, unless the lane has confirmed it. A query
-	// that the matcher believes to wait, or to be elsewhere by an attempt that is not later, counts
-	// as being at Lane from now on. An unknown lane, or attempt 0, counts as no Lane.
+	// Submitted: Query, Model, LeastAccuracy, BatchSize, Rows, Once, Waited, TimeLeft, Attempt, Splits,
+	// Band, Tenant, Weight. Model is a model or a family. Attempt is the number of the query's last
+	// assignment, 0 if there was none. A second submit of a query that the matcher knows is ignored,
+	// unless its gateway has made attempts that the matcher does not know; then the query waits anew.
+	// Splits says that the gateway can split queries and join their parts' answers. Its queries then
+	// have numbers that are multiples of 4; the other numbers are those of parts. A query that is
+	// submitted with attempts while the matcher knows parts of it replaces them, because the gateway
+	// has sent the whole query itself; without attempts it is ignored.  If Lane is not 0, the gateway
+	// has already sent the query to that lane as the given attempt, by its own choice or by that of
+	// another leader. The matcher then reserves the lane. If the query is cancelled, the reservation is
+	// dropped too, unless the lane has confirmed it. A query that the matcher believes to wait, or to
+	// be elsewhere by an attempt that is not later, counts as being at Lane from now on. An unknown
+	// lane, or attempt 0, counts as no Lane.
 	Submitted
 	// Cancelled: Query. The query's gateway has decided its outcome, so the matcher decides nothing
 	// more about it, nor about its parts. A lane that was given the query stays reserved until it

@@ -211,15 +211,6 @@ func (l *lane) lastsFrom(start float64, t *LatencyTable, batch int) bool {
 	return t != nil && (math.IsInf(l.ends, 1) || l.m.now+start+t.tail[batch] <= l.ends)
 }
 
-// meanLatency returns the predicted mean latency of q on l by the fastest variant; +Inf if l does
-// not serve q.
-func (l *lane) meanLatency(q *query) float64 {
-	if _, t := l.fastestVariant(q); t != nil {
-		return t.mean[q.batch]
-	}
-	return math.Inf(1)
-}
-
 // canServe reports whether l holds a variant that may answer q and its latency is known.
 func (l *lane) canServe(q *query) bool {
 	_, t := l.fastestVariant(q)
