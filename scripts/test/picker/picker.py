@@ -84,7 +84,9 @@ class Fleet:
         text = (ROOT / "examples/envoy/envoy.yaml").read_text()
         text = text.replace("BUFFERED_PARTIAL", self.mode)
         if self.mode == "FULL_DUPLEX_STREAMED":
-            text = text.replace("request_trailer_mode: SKIP", "request_trailer_mode: SEND")
+            text = text.replace(
+                "request_trailer_mode: SKIP", "request_trailer_mode: SEND"
+            )
         for i in range(len(TYPES)):
             text = text.replace(f"value: 80{i}0}}", f"value: {self.ports[i][0]}}}")
             text = text.replace(f"value: 80{i}1}}", f"value: {self.ports[i][1]}}}")
@@ -99,9 +101,9 @@ class Fleet:
         return self
 
     def is_ready(self):
-        return all(scrape(m, "muster_gossip_members") == len(TYPES) for m in self.metrics) and (
-            self.ask_rest(1)[0] == 200
-        )
+        return all(
+            scrape(m, "muster_gossip_members") == len(TYPES) for m in self.metrics
+        ) and (self.ask_rest(1)[0] == 200)
 
     def __exit__(self, *_):
         for p in [*self.agents, self.envoy]:
@@ -193,7 +195,9 @@ def run(muster, folder, mode, queries):
         wrong = hold(fleet, queries)
         ran = fleet.counted("muster_attempts_total") - before
         good = check(not wrong, f"{mode}: {queries} queries are answered {wrong[:2]}")
-        good &= check(ran == queries, f"{mode}: {ran:.0f} attempts for {queries} queries")
+        good &= check(
+            ran == queries, f"{mode}: {ran:.0f} attempts for {queries} queries"
+        )
         picks = fleet.counted('muster_picks_total{outcome="assigned"}')
         good &= check(picks >= queries, f"{mode}: {picks:.0f} requests were assigned")
         status, body = 0, b""
@@ -202,10 +206,12 @@ def run(muster, folder, mode, queries):
         r = c.getresponse()
         status, body = r.status, r.read()
         good &= check(
-            status == 404 and b"nothing" in body, f"{mode}: an unknown model is {status}"
+            status == 404 and b"nothing" in body,
+            f"{mode}: an unknown model is {status}",
         )
         leader = next(
-            (i for i, m in enumerate(fleet.metrics) if scrape(m, "muster_leader") == 1), 0
+            (i for i, m in enumerate(fleet.metrics) if scrape(m, "muster_leader") == 1),
+            0,
         )
         killer = threading.Timer(
             0.3, lambda: fleet.agents[leader].send_signal(signal.SIGKILL)
@@ -216,7 +222,9 @@ def run(muster, folder, mode, queries):
         if mode == "FULL_DUPLEX_STREAMED":
             # Envoy has given the body away, so it cannot go on without the picker that dies. What
             # comes once its health check has found that goes to others.
-            print(f"        {mode}: {len(wrong)} of {queries} queries fail with their picker")
+            print(
+                f"        {mode}: {len(wrong)} of {queries} queries fail with their picker"
+            )
             time.sleep(3)
             wrong = hold(fleet, queries)
         good &= check(
