@@ -133,14 +133,14 @@ func TestPolicyOfLaterFormat(t *testing.T) {
 		return &cloudtest.Provider{},
 			nil
 	}
-	later := &control.DesiredFleet{Policy: "requires: 3\nlater: 1\n" + r.config.Policy}
+	later := &control.DesiredFleet{Policy: "requires: 99\nlater: 1\n" + r.config.Policy}
 	l := &loop{manager: r}
 	l.usePolicy(&control.DesiredFleet{})
 	before := l.policy
 	for range 2 {
 		l.usePolicy(later)
 		if l.policy != before || l.provider == nil ||
-			!strings.Contains(l.fault, "fleet.yaml:1: requires format 3") {
+			!strings.Contains(l.fault, "fleet.yaml:1: requires format 99") {
 			t.Errorf("got the policy %v, provider %v, fault %q, want those of before, and why",
 				l.policy,
 				l.provider, l.fault)
@@ -152,7 +152,7 @@ func TestPolicyOfLaterFormat(t *testing.T) {
 	}
 	l = &loop{manager: r}
 	l.usePolicy(later)
-	if l.policy != nil || !strings.Contains(l.fault, "requires format 3") {
+	if l.policy != nil || !strings.Contains(l.fault, "requires format 99") {
 		t.Errorf("got the policy %v, fault %q without one before", l.policy, l.fault)
 	}
 }

@@ -61,6 +61,10 @@ func TestCapture(t *testing.T) {
 	}
 	config.Security.APIKeysFile = keys
 	a := agenttest.Start(t, config, agenttest.Emulated())
+	// An agent keeps nothing before its gateway knows what it holds.
+	for a.Gateway().CaptureRule("ncf", "").Capture == nil {
+		time.Sleep(time.Millisecond)
+	}
 	const each = 50
 	var clients sync.WaitGroup
 	for i, client := range []string{"shop", "news"} {

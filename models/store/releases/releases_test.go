@@ -96,8 +96,8 @@ func TestRead(t *testing.T) {
 		strings.Repeat("y", 60000) + `"}`
 	for _, tt := range []struct{ text, says string }{
 		{`{"format": 1, "release": ` + good + `}`, ""},
-		{`{"format": 3, "release": ` + good + `}`, "requires format 3, but this version of Muster"},
-		{`{"format": 1, "requires": 3, "release": {"of a later": "form"}}`, "requires format 3"},
+		{`{"format": 99, "release": ` + good + `}`, "requires format 99, but this version of Muster"},
+		{`{"format": 1, "requires": 99, "release": {"of a later": "form"}}`, "requires format 99"},
 		{`{"format": 1, "requires": 1, "of a later program": 1, "release": ` + good + `}`, ""},
 		{`{"release": ` + good + `}`, "format is 0, want 1"},
 		{`{"format": 1, "requires": "2", "release": ` + good + `}`, "requires"},
