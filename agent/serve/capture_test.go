@@ -84,7 +84,9 @@ func TestCapture(t *testing.T) {
 	}
 	clients.Wait()
 	a.Exchange("POST", "/v2/models/ncf/infer", `{"inputs":[]}`,
-		map[string]string{"Authorization": "Bearer shop-shop-shop-shop"})
+		map[string]string{
+			"Authorization": "Bearer shop-shop-shop-shop", "Connection": "close", // a drain waits for it
+		})
 	if err := a.Stop(); err != nil {
 		t.Fatal(err)
 	}
