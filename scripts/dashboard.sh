@@ -30,7 +30,7 @@ if ! command -v chromium >/dev/null && [ -z "${CHROMIUM:-}" ]; then
   command -v chromium >/dev/null || echo "dashboard: there is no Chromium: what needs one is skipped"
 fi
 status=0
-timeout 420 node --test --test-concurrency=1 --test-reporter=spec \
+timeout 540 node --test --test-concurrency=1 --test-reporter=spec \
   agent/dashboard/webtest/pure.test.js agent/dashboard/webtest/browser.test.js \
   agent/dashboard/webtest/live.test.js agent/dashboard/webtest/renting.test.js >"$into/log" 2>&1 || status=$?
 grep -E '✖|ℹ|﹣|# SKIP|skipped' "$into/log" || true

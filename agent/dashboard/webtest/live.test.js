@@ -119,7 +119,8 @@ describe("a fleet's page", { skip: missing() || (existsSync(muster) ? false : "t
     const lanes = (await status(watched)).view.members.reduce((n, m) => n + (m.lanes ?? 0), 0);
     assert.equal(await page.locator(".tile").count(), lanes);
     assert.equal(lanes, 3);
-    assert.match(await page.textContent("#leader"), new RegExp(first));
+    // On a busy machine another may lead by now.
+    await eventually(async () => (await page.textContent("#leader")).includes(leaderOf(await status(watched))), "the leader's name");
 
     // What fixtures send is what agents send.
     const real = { ...(await stream(watched)) };
