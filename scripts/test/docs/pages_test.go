@@ -203,6 +203,8 @@ export GOPROXY=off GOFLAGS=-mod=mod
 		changed: []string{
 			"docker run --rm -p 16686:16686 -p 4317:4317 -p 4318:4318 jaegertracing/jaeger\n", "",
 			"--traces otlp              #", emulated + " --traces otlp #",
+			// The agent that starts again has not loaded ncf at once.
+			"infer ncf --traces", "infer ncf --wait 1m --traces",
 		},
 	},
 	"troubleshooting.md": {before: anAgent},
