@@ -97,11 +97,7 @@ const (
 func readHead(headers *extproc.HeaderMap) (h head) {
 	of := map[string]string{}
 	for _, header := range headers.GetHeaders() {
-		value := header.GetValue()
-		if raw := header.GetRawValue(); len(raw) > 0 {
-			value = string(raw)
-		}
-		of[header.GetKey()] = value
+		of[header.GetKey()] = valueOf(header)
 	}
 	path, _, _ := strings.Cut(of[":path"], "?")
 	h.isGRPC = strings.HasPrefix(of["content-type"], "application/grpc")
@@ -125,6 +121,14 @@ func readHead(headers *extproc.HeaderMap) (h head) {
 		h.rows = n
 	}
 	return h
+}
+
+// valueOf is the value of a header, in whichever of its two fields it is.
+func valueOf(h *extproc.HeaderValue) string {
+	if raw := h.GetRawValue(); len(raw) > 0 {
+		return string(raw)
+	}
+	return h.GetValue()
 }
 
 // modelOfPath returns what POST /v2/models/MODEL[/versions/VERSION]/infer names.

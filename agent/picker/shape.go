@@ -29,7 +29,6 @@ type shapeReader struct {
 	// readable says that the body is not compressed, and no tensor alone.
 	readable bool
 	data     []byte
-	ended    bool // data is all of the body
 }
 
 // add adds bytes of the body, and reports whether enough is there.
@@ -38,7 +37,6 @@ func (s *shapeReader) add(b []byte, ended bool) (enough bool) {
 		b = b[:max(0, room)]
 	}
 	s.data = append(s.data, b...)
-	s.ended = ended
 	return ended || !s.readable || len(s.data) >= shapeBytes || s.isWhole()
 }
 

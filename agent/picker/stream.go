@@ -227,21 +227,23 @@ func cleanHeaders() *extproc.HeaderMutation {
 
 // destination sends a request to an address, with a ticket if there is one.
 func destination(to, ticket string) *extproc.HeaderMutation {
-	set := func(key, value string) *extproc.HeaderValueOption {
-		return &extproc.HeaderValueOption{
-			Header:       &extproc.HeaderValue{Key: key, RawValue: []byte(value)},
-			AppendAction: extproc.AppendAction_OVERWRITE_IF_EXISTS_OR_ADD,
-		}
-	}
 	headers := &extproc.HeaderMutation{
-		SetHeaders: []*extproc.HeaderValueOption{set(destinationHeader, to)},
+		SetHeaders: []*extproc.HeaderValueOption{setHeader(destinationHeader, to)},
 	}
 	if ticket == "" {
 		headers.RemoveHeaders = []string{TicketHeader}
 	} else {
-		headers.SetHeaders = append(headers.SetHeaders, set(TicketHeader, ticket))
+		headers.SetHeaders = append(headers.SetHeaders, setHeader(TicketHeader, ticket))
 	}
 	return headers
+}
+
+// setHeader gives a header a value, in place of any that it has.
+func setHeader(key, value string) *extproc.HeaderValueOption {
+	return &extproc.HeaderValueOption{
+		Header:       &extproc.HeaderValue{Key: key, RawValue: []byte(value)},
+		AppendAction: extproc.AppendAction_OVERWRITE_IF_EXISTS_OR_ADD,
+	}
 }
 
 // metadataOf says the destination of headers as the endpoint picker protocol has it, too: gateways
@@ -284,10 +286,7 @@ func (r *request) refuse(why *Refusal) error {
 		if answer.Headers == nil {
 			answer.Headers = &extproc.HeaderMutation{}
 		}
-		answer.Headers.SetHeaders = append(answer.Headers.SetHeaders, &extproc.HeaderValueOption{
-			Header:       &extproc.HeaderValue{Key: key, RawValue: []byte(value)},
-			AppendAction: extproc.AppendAction_OVERWRITE_IF_EXISTS_OR_ADD,
-		})
+		answer.Headers.SetHeaders = append(answer.Headers.SetHeaders, setHeader(key, value))
 	}
 	if why.RetryAfter > 0 {
 		header("retry-after", strconv.FormatFloat(math.Ceil(why.RetryAfter.Seconds()), 'f', 0, 64))
@@ -327,10 +326,7 @@ func (r *request) follow() error {
 // outcomeOf is how an attempt has ended whose response has these headers.
 func outcomeOf(headers *extproc.HeaderMap) error {
 	for _, h := range headers.GetHeaders() {
-		value := h.GetValue()
-		if raw := h.GetRawValue(); len(raw) > 0 {
-			value = string(raw)
-		}
+		value := valueOf(h)
 		if h.GetKey() == ":status" && value != "200" ||
 			h.GetKey() == "grpc-status" && value != "0" {
 			return status.Errorf(codes.Aborted, "the response has %s %s", h.GetKey(), value)

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"google.golang.org/grpc/status"
-
 	"github.com/muster-serve/muster/agent/outcome"
 	"github.com/muster-serve/muster/agent/picker"
 	"github.com/muster-serve/muster/api/oip"
@@ -34,12 +32,8 @@ func (s *Server) refusePick(ctx context.Context, req *oip.Request, arrival time.
 	s.config.Counts.Failed(model, version, err, time.Since(arrival), target, req.TrialSize)
 	err = s.hideNames(ctx, err)
 	f := outcome.Of(err)
-	message := err.Error()
-	if said, ok := status.FromError(err); ok {
-		message = said.Message()
-	}
 	return picker.Refusal{
-		Code: f.Code, HTTPStatus: f.HTTPStatus, Message: message, RetryAfter: f.RetryAfter,
+		Code: f.Code, HTTPStatus: f.HTTPStatus, Message: messageOf(err), RetryAfter: f.RetryAfter,
 	}
 }
 

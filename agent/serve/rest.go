@@ -478,11 +478,15 @@ func writeError(w http.ResponseWriter, err error) {
 	if f.RetryAfter > 0 { // the header holds whole seconds only
 		w.Header().Set("Retry-After", fmt.Sprintf("%.0f", math.Ceil(f.RetryAfter.Seconds())))
 	}
-	message := err.Error()
+	writeErrorStatus(w, f.HTTPStatus, messageOf(err))
+}
+
+// messageOf is what an error says to clients: of a gRPC status its message alone.
+func messageOf(err error) string {
 	if s, ok := status.FromError(err); ok {
-		message = s.Message()
+		return s.Message()
 	}
-	writeErrorStatus(w, f.HTTPStatus, message)
+	return err.Error()
 }
 
 func writeErrorStatus(w http.ResponseWriter, status int, message string) {
